@@ -1,6 +1,4 @@
 //! paceline: a forward proxy that lets each request out to a destination only when its turn comes on one cursor
 //! shared by all replicas.
 
-pub mod authority;
-pub mod ca;
-pub mod config;
+pub mod pacing;

@@ -1,0 +1,283 @@
+//! What is counted. All names stand here; only this file knows the metrics library.
+//!
+//! [`Metrics`] is built on a registry of its own, so that each program in one test process counts alone. Labels are
+//! configured destination names, never hosts that a client asked for. Figures that change with each request are
+//! resolved once per destination and then cost an atomic addition.
+
+use std::{sync::Arc, time::Duration};
+
+use prometheus::{
+    Counter, CounterVec, Encoder as _, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter,
+    IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder, core::Collector,
+};
+
+/// Waits: from what one slot of a fast destination takes to the longest patience.
+const WAIT_BUCKETS: &[f64] =
+    &[0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 25.0, 60.0];
+/// Lateness: the goal is half a millisecond, the limit a grace of 10 to 50 ms.
+const LATENESS_BUCKETS: &[f64] = &[0.000_05, 0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05];
+/// Calls to the store: from a local socket to the deadline of a call.
+const STORE_BUCKETS: &[f64] =
+    &[0.000_05, 0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0];
+
+/// All figures of one replica.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    dispatches: IntCounterVec,
+    requests: IntCounterVec,
+    responses: IntCounterVec,
+    ceiling: GaugeVec,
+    effective: GaugeVec,
+    observed: GaugeVec,
+    busiest: IntGaugeVec,
+    smallest_gap: GaugeVec,
+    queue_depth: IntGaugeVec,
+    wait: HistogramVec,
+    lateness: HistogramVec,
+    voided: CounterVec,
+    reservation: Histogram,
+    store_errors: IntCounterVec,
+    store_up: IntGauge,
+    clock_steps: IntCounter,
+    tunnels: IntGauge,
+    connections: IntGauge,
+    untrusting: IntCounter,
+    ca_expiry: Gauge,
+}
+
+/// The figures of one destination, resolved.
+#[derive(Clone, Debug)]
+pub struct DestinationFigures {
+    name: Arc<str>,
+    all: Arc<Metrics>,
+    dispatches: IntCounter,
+    wait: Histogram,
+    lateness: Histogram,
+    voided: Counter,
+}
+
+/// How a dispatch came by its slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// From the shared store.
+    Shared,
+    /// From the embedded store.
+    Embedded,
+    /// It needed none: the destination only records what the wait would have been.
+    DryRun,
+}
+
+/// The figures of a destination that are computed when they are looked at.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Standing {
+    /// Requests per second allowed by the configuration.
+    pub ceiling: f64,
+    /// Requests per second allowed at the moment.
+    pub effective: f64,
+    /// Dispatches per second over the last ten.
+    pub observed: f64,
+    /// Most dispatches in any second of the last five minutes.
+    pub busiest: usize,
+    /// Smallest gap in the last five minutes, in seconds.
+    pub smallest_gap: Option<f64>,
+    /// Requests that wait.
+    pub waiting: usize,
+}
+
+impl Metrics {
+    /// Registers everything.
+    pub fn new() -> Arc<Self> {
+        let registry = Registry::new();
+        let d = &["destination"];
+        let metrics = Metrics {
+            dispatches: counters(&registry, "paceline_dispatches_total", "Requests sent upstream, by how they came by their slot.", &["destination", "mode"]),
+            requests: counters(&registry, "paceline_requests_total", "Requests answered, by outcome: ok, or the reason of a refusal or failure.", &["destination", "outcome"]),
+            responses: counters(&registry, "paceline_upstream_responses_total", "Responses received from upstream, by status.", &["destination", "code"]),
+            ceiling: gauges(&registry, "paceline_ceiling_rate", "Requests per second allowed in all, as configured.", d),
+            effective: gauges(&registry, "paceline_effective_rate", "Requests per second allowed in all at the moment.", d),
+            observed: gauges(&registry, "paceline_observed_rate", "Requests per second sent by this replica over the last 10 s.", d),
+            busiest: int_gauges(&registry, "paceline_busiest_second", "Most requests that this replica sent in any one second of the last 5 min.", d),
+            smallest_gap: gauges(&registry, "paceline_smallest_gap_seconds", "Smallest gap between two requests of this replica in the last 5 min.", d),
+            queue_depth: int_gauges(&registry, "paceline_queue_depth", "Requests that wait for their turn in this replica.", d),
+            wait: histograms(&registry, "paceline_wait_seconds", "Time from a request's arrival to its dispatch (with dry_run: what it would have been).", WAIT_BUCKETS),
+            lateness: histograms(&registry, "paceline_slot_lateness_seconds", "Time from a slot to the dispatch in it.", LATENESS_BUCKETS),
+            voided: register(&registry, CounterVec::new(Opts::new("paceline_slots_void_total", "Slots that passed unused."), d)),
+            reservation: register(&registry, Histogram::with_opts(HistogramOpts::new("paceline_reservation_seconds", "Round trip of a reservation to the store.").buckets(STORE_BUCKETS.to_vec()))),
+            store_errors: counters(&registry, "paceline_store_errors_total", "Failed calls and connections to the store, by reason.", &["reason"]),
+            store_up: register(&registry, IntGauge::new("paceline_store_up", "1 while the store can be reached (always with the embedded store).")),
+            clock_steps: register(&registry, IntCounter::new("paceline_clock_steps_total", "Steps of the store's clock that were noticed.")),
+            tunnels: register(&registry, IntGauge::new("paceline_tunnels", "Tunnels open at the moment, intercepted ones included.")),
+            connections: register(&registry, IntGauge::new("paceline_connections", "Connections from clients at the moment.")),
+            untrusting: register(&registry, IntCounter::new("paceline_untrusting_clients_total", "TLS handshakes that a client broke off, most often because it does not trust the CA.")),
+            ca_expiry: register(&registry, Gauge::new("paceline_ca_expiry_timestamp_seconds", "When the issuing certificate expires, as seconds since the epoch.")),
+            registry,
+        };
+        let build = gauges(&metrics.registry, "paceline_build_info", "1, with the version.", &["version"]);
+        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
+        #[cfg(target_os = "linux")]
+        {
+            let process = prometheus::process_collector::ProcessCollector::for_self();
+            metrics.registry.register(Box::new(process)).expect("names do not clash");
+        }
+        Arc::new(metrics)
+    }
+
+    /// The figures of the destination called `name`, dispatched in `mode`.
+    pub fn destination(self: &Arc<Self>, name: &str, mode: Mode) -> DestinationFigures {
+        let mode = match mode {
+            Mode::Shared => "shared",
+            Mode::Embedded => "embedded",
+            Mode::DryRun => "dry_run",
+        };
+        DestinationFigures {
+            name: name.into(),
+            all: self.clone(),
+            dispatches: self.dispatches.with_label_values(&[name, mode]),
+            wait: self.wait.with_label_values(&[name]),
+            lateness: self.lateness.with_label_values(&[name]),
+            voided: self.voided.with_label_values(&[name]),
+        }
+    }
+
+    /// A request was answered. `destination` is empty for hosts that none governs.
+    pub fn request(&self, destination: &str, outcome: &str) {
+        self.requests.with_label_values(&[destination, outcome]).inc();
+    }
+
+    /// A call to the store took `span`, and failed if there is a reason.
+    pub fn store_call(&self, span: Duration, failure: Option<&str>) {
+        self.reservation.observe(span.as_secs_f64());
+        if let Some(reason) = failure {
+            self.store_error(reason);
+        }
+    }
+
+    /// The store failed.
+    pub fn store_error(&self, reason: &str) {
+        self.store_errors.with_label_values(&[reason]).inc();
+    }
+
+    /// The store has come or gone.
+    pub fn store_up(&self, up: bool) {
+        self.store_up.set(i64::from(up));
+    }
+
+    /// A client broke off the TLS handshake.
+    pub fn untrusting_client(&self) {
+        self.untrusting.inc();
+    }
+
+    /// When the issuer expires, in seconds since the epoch.
+    pub fn ca_expiry(&self, at: f64) {
+        self.ca_expiry.set(at);
+    }
+
+    /// Counts a tunnel while the guard lives.
+    pub fn tunnel(&self) -> GaugeGuard {
+        GaugeGuard::new(&self.tunnels)
+    }
+
+    /// Counts a connection while the guard lives.
+    pub fn connection(&self) -> GaugeGuard {
+        GaugeGuard::new(&self.connections)
+    }
+
+    /// The text for a scrape, after the figures that are computed on demand have been set: one [`Standing`] for each
+    /// destination, and the steps of the store's clock so far.
+    ///
+    /// The format is Prometheus's text format 0.0.4.
+    pub fn scrape(&self, standings: &[(Arc<str>, Standing)], clock_steps: u64) -> String {
+        for (name, s) in standings {
+            let label: &[&str] = &[name];
+            self.ceiling.with_label_values(label).set(s.ceiling);
+            self.effective.with_label_values(label).set(s.effective);
+            self.observed.with_label_values(label).set(s.observed);
+            self.busiest.with_label_values(label).set(i64::try_from(s.busiest).unwrap_or(i64::MAX));
+            self.smallest_gap.with_label_values(label).set(s.smallest_gap.unwrap_or(f64::NAN));
+            self.queue_depth.with_label_values(label).set(i64::try_from(s.waiting).unwrap_or(i64::MAX));
+        }
+        self.clock_steps.inc_by(clock_steps.saturating_sub(self.clock_steps.get()));
+        let mut text = Vec::new();
+        // Writing to memory does not fail, and a metric without a value has been left out by `gather`.
+        let _ = TextEncoder::new().encode(&self.registry.gather(), &mut text);
+        String::from_utf8(text).unwrap_or_default()
+    }
+}
+
+impl DestinationFigures {
+    /// The destination's name.
+    pub fn name(&self) -> &Arc<str> {
+        &self.name
+    }
+
+    /// A request went out `wait` after its arrival and `lateness` after its slot, both in seconds.
+    pub fn dispatched(&self, wait: f64, lateness: f64) {
+        self.dispatches.inc();
+        self.wait.observe(wait);
+        self.lateness.observe(lateness);
+    }
+
+    /// A request went out without a slot; with one it would have waited `wait` seconds.
+    pub fn dispatched_dry(&self, wait: f64) {
+        self.dispatches.inc();
+        self.wait.observe(wait);
+    }
+
+    /// A response came.
+    pub fn responded(&self, status: http::StatusCode) {
+        self.all.responses.with_label_values(&[&*self.name, status.as_str()]).inc();
+    }
+
+    /// A request was answered.
+    pub fn answered(&self, outcome: &str) {
+        self.all.request(&self.name, outcome);
+    }
+
+    /// Slots passed unused.
+    pub fn voided(&self, slots: u64) {
+        if slots > 0 {
+            self.voided.inc_by(slots as f64);
+        }
+    }
+}
+
+/// Adds one to a gauge until it is dropped.
+#[derive(Debug)]
+pub struct GaugeGuard(IntGauge);
+
+impl GaugeGuard {
+    fn new(gauge: &IntGauge) -> Self {
+        gauge.inc();
+        GaugeGuard(gauge.clone())
+    }
+}
+
+impl Drop for GaugeGuard {
+    fn drop(&mut self) {
+        self.0.dec();
+    }
+}
+
+/// Registers a collector. Names are constants of this file, so that neither they nor their labels can be wrong.
+fn register<C: Collector + Clone + 'static>(registry: &Registry, made: prometheus::Result<C>) -> C {
+    let collector = made.expect("a valid name and help text");
+    registry.register(Box::new(collector.clone())).expect("names do not clash");
+    collector
+}
+
+fn counters(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
+    register(registry, IntCounterVec::new(Opts::new(name, help), labels))
+}
+
+fn gauges(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> GaugeVec {
+    register(registry, GaugeVec::new(Opts::new(name, help), labels))
+}
+
+fn int_gauges(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> IntGaugeVec {
+    register(registry, IntGaugeVec::new(Opts::new(name, help), labels))
+}
+
+fn histograms(registry: &Registry, name: &str, help: &str, buckets: &[f64]) -> HistogramVec {
+    register(registry, HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), &["destination"]))
+}

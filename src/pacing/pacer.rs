@@ -1,0 +1,501 @@
+//! When each waiting request goes out: the state machine of one cursor in one replica.
+//!
+//! It knows who waits, whose connection is ready, which slots are held and what the store last said; it answers with
+//! [`Action`]s. Slots are reserved just in time, given at their instant to the first in line that is ready, and void
+//! once their grace has passed. It reads no clock and does no I/O: `now` is an argument, and the shell
+//! (`pacing/lane.rs`, or the simulation) carries the actions out.
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+use crate::pacing::{
+    clock::ClockBounds,
+    cursor::{Ask, Granted, horizon},
+    queue::{Client, Line, Place, Urgency},
+    time::{LocalTime, MILLISECOND, Nanos, SECOND, StoreTime},
+};
+
+/// How many requests beyond the slots held may have a ready connection.
+const READY_AHEAD: usize = 2;
+/// A connection that is not ready after this long no longer counts as nearly ready: the next in line makes one too.
+const SLOW_CONNECT: Nanos = 200 * MILLISECOND;
+/// Requests that may be making a connection at once.
+const CONNECTING_LIMIT: usize = 64;
+/// How often at most the waits that were promised are looked at again.
+const REASSESS_EVERY: Nanos = 250 * MILLISECOND;
+/// A refused client is never told to come back later than this after the queue itself has room.
+const PROMISE_CAP: Nanos = 60 * SECOND;
+
+/// Names one waiting request.
+pub type Id = u64;
+
+/// What stays the same while requests come and go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// Effective interval between slots.
+    pub interval: Nanos,
+    /// Requests that may be under way at once; `None` is no limit.
+    pub max_in_flight: Option<usize>,
+    /// Requests that may wait at once.
+    pub queue_limit: usize,
+    /// Replicas that may share the cursor, for its horizon.
+    pub max_replicas: u32,
+}
+
+/// A request that arrives.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival {
+    /// Whom to be fair to.
+    pub client: Client,
+    /// RFC 9218 urgency.
+    pub urgency: Urgency,
+    /// When it must have been dispatched.
+    pub deadline: LocalTime,
+}
+
+/// An instant at which exactly one request may be dispatched.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slot {
+    /// On the store's clock.
+    pub start: StoreTime,
+    /// The same on ours, never early.
+    pub at: LocalTime,
+    /// The last instant at which it may be used.
+    pub until: LocalTime,
+}
+
+impl Slot {
+    /// Whether a request may still go out in it.
+    pub fn is_fresh(&self, now: LocalTime) -> bool {
+        self.at <= now && now <= self.until
+    }
+}
+
+/// What the shell has to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// This request is near: make its upstream connection ready, then call [`Pacer::ready`].
+    Connect(Id),
+    /// Send this request now, in this slot; it has left the queue.
+    Dispatch(Dispatched, Slot),
+    /// Answer this request with a refusal; it has left the queue.
+    Refuse(Id, Refusal),
+    /// Ask the store for slots, then call [`Pacer::granted`] or [`Pacer::failed`].
+    Reserve(Ask),
+}
+
+/// Why a request is not sent, and when to come back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// The cause.
+    pub cause: Cause,
+    /// After how long a new try will find a slot within its deadline, as far as can be told.
+    pub retry_after: Nanos,
+}
+
+/// The cause of a [`Refusal`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// Its slot would come after its deadline.
+    WaitTooLong,
+    /// Its deadline passed while the store could not be reached.
+    StoreAway,
+    /// As many requests wait as may.
+    QueueFull,
+}
+
+/// The state machine. See the module's text.
+#[derive(Debug)]
+pub struct Pacer {
+    settings: Settings,
+    line: Line,
+    waiters: HashMap<Id, Waiter>,
+    by_place: HashMap<Place, Id>,
+    /// Told to connect (ready or not), and of those the ready ones.
+    near: BTreeSet<Place>,
+    ready: BTreeSet<Place>,
+    /// Those that are not ready, by when they were told.
+    connecting: BTreeSet<(LocalTime, Place)>,
+    deadlines: BTreeSet<(LocalTime, Id)>,
+    slots: VecDeque<Slot>,
+    /// Slots that may be held at once: what the store's round trip needs.
+    reach: usize,
+    reserving: bool,
+    store_away: bool,
+    retry_store_at: Option<LocalTime>,
+    floor: Option<StoreTime>,
+    clock_steps: u64,
+    not_before: LocalTime,
+    in_flight: usize,
+    last_slot: Option<LocalTime>,
+    last_dispatch: Option<LocalTime>,
+    /// The slot used last, if others have been waiting ever since.
+    busy_since: Option<LocalTime>,
+    /// How far apart this replica's own slots come while requests wait; at least the interval.
+    spacing: Nanos,
+    promise: LocalTime,
+    reassess_at: LocalTime,
+    outbox: VecDeque<Action>,
+    voided: u64,
+    next_id: Id,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    place: Place,
+    client: Client,
+    deadline: LocalTime,
+    /// From arrival to deadline.
+    patience: Nanos,
+    /// When it was told to connect; `None` before that and once it is ready.
+    told_at: Option<LocalTime>,
+}
+
+/// A request that was given a slot, with what is needed to put it back if it does not use it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dispatched {
+    /// Which request.
+    pub id: Id,
+    place: Place,
+    client: Client,
+    deadline: LocalTime,
+    patience: Nanos,
+}
+
+impl Pacer {
+    /// A pacer that has seen nothing.
+    pub fn new(settings: Settings) -> Self {
+        Pacer {
+            settings,
+            line: Line::default(),
+            waiters: HashMap::new(),
+            by_place: HashMap::new(),
+            near: BTreeSet::new(),
+            ready: BTreeSet::new(),
+            connecting: BTreeSet::new(),
+            deadlines: BTreeSet::new(),
+            slots: VecDeque::new(),
+            reach: 1,
+            reserving: false,
+            store_away: false,
+            retry_store_at: None,
+            floor: None,
+            clock_steps: 0,
+            not_before: LocalTime(Nanos::MIN),
+            in_flight: 0,
+            last_slot: None,
+            last_dispatch: None,
+            busy_since: None,
+            spacing: settings.interval,
+            promise: LocalTime(Nanos::MIN),
+            reassess_at: LocalTime(Nanos::MIN),
+            outbox: VecDeque::new(),
+            voided: 0,
+            next_id: 0,
+        }
+    }
+
+    /// Takes a request into the queue, or refuses it at once when its slot would come after its deadline.
+    pub fn arrive(&mut self, now: LocalTime, arrival: Arrival) -> Result<Id, Refusal> {
+        let Arrival { client, urgency, deadline } = arrival;
+        let patience = deadline.since(now).max(0);
+        if self.line.len() >= self.settings.queue_limit {
+            return Err(self.refusal(now, Cause::QueueFull, patience));
+        }
+        if self.line.is_empty() {
+            // What was learnt of the pace of a queue that is gone says nothing about this one.
+            self.spacing = self.settings.interval;
+            self.busy_since = None;
+        }
+        if self.predicted(now, self.line.rank_of_next(client, urgency)) > deadline {
+            return Err(self.refusal(now, Cause::WaitTooLong, patience));
+        }
+        let id = self.next_id;
+        self.next_id += 1;
+        let place = self.line.join(client, urgency);
+        self.stand(id, Waiter { place, client, deadline, patience, told_at: None });
+        Ok(id)
+    }
+
+    /// The upstream connection of `id` is ready.
+    pub fn ready(&mut self, id: Id) {
+        if let Some(w) = self.waiters.get_mut(&id) {
+            if let Some(told) = w.told_at.take() {
+                self.connecting.remove(&(told, w.place));
+            }
+            self.near.insert(w.place);
+            self.ready.insert(w.place);
+        }
+    }
+
+    /// The upstream connection of `id` was lost; it keeps its place while it makes another.
+    pub fn unready(&mut self, now: LocalTime, id: Id) {
+        if let Some(w) = self.waiters.get_mut(&id)
+            && self.ready.remove(&w.place)
+        {
+            w.told_at = Some(now);
+            self.connecting.insert((now, w.place));
+        }
+    }
+
+    /// `id` has left the queue: its client is gone, or its connection could not be made. It spends nothing.
+    pub fn leave(&mut self, id: Id) {
+        self.remove(id, false);
+    }
+
+    /// The request that [`Action::Dispatch`] named never went out. Its slot goes to the next in line if it is fresh;
+    /// with `again` the request itself goes back to its place, its connection `ready` or not.
+    pub fn undispatched(&mut self, now: LocalTime, who: Dispatched, slot: Slot, again: Option<bool>) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        if slot.is_fresh(now) {
+            self.slots.push_front(slot);
+        } else {
+            self.voided += 1;
+        }
+        if let Some(ready) = again {
+            let Dispatched { id, place, client, deadline, patience } = who;
+            self.line.rejoin(place, client);
+            let told_at = (!ready).then_some(now);
+            self.stand(id, Waiter { place, client, deadline, patience, told_at });
+            self.near.insert(place);
+            if ready {
+                self.ready.insert(place);
+            } else {
+                self.connecting.insert((now, place));
+            }
+        }
+    }
+
+    /// A dispatched request has ended, however.
+    pub fn finished(&mut self) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+    }
+
+    /// The store answered a reservation; `clock` has already taken the call in.
+    pub fn granted(&mut self, now: LocalTime, granted: Granted, clock: &ClockBounds) {
+        self.reserving = false;
+        self.store_away = false;
+        self.retry_store_at = None;
+        if clock.steps() != self.clock_steps {
+            // Slots of before lie on a time scale that is gone. What was sent on it still counts against the pace.
+            self.clock_steps = clock.steps();
+            self.voided += self.slots.len() as u64;
+            self.slots.clear();
+            self.floor = None;
+            self.not_before = self.last_dispatch.map_or(now, |t| t.plus(self.settings.interval));
+        }
+        let grace = (granted.interval / 4).clamp(10 * MILLISECOND, 50 * MILLISECOND);
+        let mut start = granted.start;
+        for _ in 0..granted.slots {
+            let at = clock.to_local(start, now).unwrap_or(now).max(self.not_before);
+            self.slots.push_back(Slot { start, at, until: at.plus(grace) });
+            start = start.plus(granted.interval);
+        }
+        self.floor = self.floor.max(Some(granted.end()));
+        let last = self.slots.back().map(|s| s.at);
+        if last.is_some_and(|t| t > self.predicted(now, 0).plus(SECOND)) {
+            // Far later than was promised (a pause, a foreign queue): those that wait should know at once.
+            self.reassess_at = LocalTime(Nanos::MIN);
+        }
+        self.last_slot = last;
+        let need = clock.round_trip().saturating_mul(2) / granted.interval.max(1) + 1;
+        self.reach = usize::try_from(need).unwrap_or(usize::MAX).max(1);
+    }
+
+    /// The store did not answer a reservation; it may be asked again at `retry_at`.
+    pub fn failed(&mut self, retry_at: LocalTime) {
+        self.reserving = false;
+        self.store_away = true;
+        self.retry_store_at = Some(retry_at);
+    }
+
+    /// A new configuration: what is queued stays queued, slots already held stay held.
+    pub fn reconfigure(&mut self, settings: Settings) {
+        self.settings = settings;
+        self.spacing = self.spacing.max(settings.interval);
+        self.reassess_at = LocalTime(Nanos::MIN);
+    }
+
+    /// What to do next, or `None` until [`Pacer::wake_at`] or the next event.
+    pub fn next_action(&mut self, now: LocalTime) -> Option<Action> {
+        while self.slots.front().is_some_and(|s| now > s.until) {
+            self.slots.pop_front();
+            self.voided += 1;
+        }
+        if let Some(dispatch) = self.dispatch(now) {
+            return Some(dispatch);
+        }
+        self.refuse_late(now);
+        if let Some(refuse) = self.outbox.pop_front() {
+            return Some(refuse);
+        }
+        self.connect(now).or_else(|| self.reserve(now))
+    }
+
+    /// When [`Pacer::next_action`] may have something new without an event.
+    pub fn wake_at(&self) -> Option<LocalTime> {
+        let slot = self.slots.front().filter(|_| !self.ready.is_empty() && self.has_room(0)).map(|s| s.at);
+        let deadline = self.deadlines.first().map(|(t, _)| *t);
+        let store = self.retry_store_at.filter(|_| !self.ready.is_empty());
+        let slow = self.connecting.first().filter(|_| self.near.len() < self.line.len()).map(|(t, _)| t.plus(SLOW_CONNECT));
+        [slot, deadline, store, slow].into_iter().flatten().min()
+    }
+
+    fn dispatch(&mut self, now: LocalTime) -> Option<Action> {
+        let slot = *self.slots.front().filter(|s| s.at <= now && self.has_room(0))?;
+        let place = *self.ready.first()?;
+        let id = *self.by_place.get(&place)?;
+        let Waiter { client, deadline, patience, .. } = *self.waiters.get(&id)?;
+        self.slots.pop_front();
+        self.remove(id, true);
+        self.in_flight += 1;
+        self.last_dispatch = Some(now);
+        if let Some(before) = self.busy_since {
+            let gap = slot.at.since(before);
+            self.spacing = (self.spacing + (gap - self.spacing) / 4).max(self.settings.interval);
+        }
+        self.busy_since = (!self.line.is_empty()).then_some(slot.at);
+        Some(Action::Dispatch(Dispatched { id, place, client, deadline, patience }, slot))
+    }
+
+    fn refuse_late(&mut self, now: LocalTime) {
+        while let Some(&(_, id)) = self.deadlines.first().filter(|(t, _)| *t <= now) {
+            let patience = self.waiters.get(&id).map_or(0, |w| w.patience);
+            self.remove(id, false);
+            let cause = if self.store_away { Cause::StoreAway } else { Cause::WaitTooLong };
+            let refusal = self.refusal(now, cause, patience);
+            self.outbox.push_back(Action::Refuse(id, refusal));
+        }
+        if now < self.reassess_at || self.line.is_empty() {
+            return;
+        }
+        self.reassess_at = now.plus(REASSESS_EVERY);
+        let mut hopeless = Vec::new();
+        for (rank, place) in self.line.iter().enumerate() {
+            let Some(id) = self.by_place.get(&place).copied() else { continue };
+            let Some(w) = self.waiters.get(&id) else { continue };
+            // A promise is broken only when it is clearly lost: the pace of the last slots is an estimate.
+            let doubt = self.spacing.max(w.deadline.since(now) / 10);
+            if self.predicted(now, rank - hopeless.len()) > w.deadline.plus(doubt) {
+                hopeless.push((id, w.patience));
+            }
+        }
+        for (id, patience) in hopeless {
+            self.remove(id, false);
+            let refusal = self.refusal(now, Cause::WaitTooLong, patience);
+            self.outbox.push_back(Action::Refuse(id, refusal));
+        }
+    }
+
+    /// Tells requests to connect: the first in line always, and others behind them while too few are ready, because
+    /// the connections of the first are slow.
+    fn connect(&mut self, now: LocalTime) -> Option<Action> {
+        if self.near.len() == self.line.len() || self.connecting.len() >= CONNECTING_LIMIT {
+            return None;
+        }
+        let window = self.slots.len().max(self.reach) + READY_AHEAD;
+        let first = self.line.iter().take(window).find(|p| !self.near.contains(p));
+        let next = first.or_else(|| {
+            let young = self.connecting.range((now.plus(-SLOW_CONNECT), Place::FIRST)..).count();
+            if self.ready.len() + young >= window {
+                return None;
+            }
+            self.line.iter().skip(window).find(|p| !self.near.contains(p))
+        })?;
+        let id = *self.by_place.get(&next)?;
+        self.waiters.get_mut(&id)?.told_at = Some(now);
+        self.near.insert(next);
+        self.connecting.insert((now, next));
+        Some(Action::Connect(id))
+    }
+
+    fn reserve(&mut self, now: LocalTime) -> Option<Action> {
+        if self.reserving || self.retry_store_at.is_some_and(|t| now < t) || !self.has_room(self.slots.len()) {
+            return None;
+        }
+        let room = self.settings.max_in_flight.map_or(usize::MAX, |m| m.saturating_sub(self.in_flight));
+        let wanted = self.ready.len().min(self.reach).min(room).saturating_sub(self.slots.len());
+        if wanted == 0 {
+            return None;
+        }
+        self.reserving = true;
+        Some(Action::Reserve(Ask {
+            slots: u32::try_from(wanted).unwrap_or(u32::MAX),
+            interval: self.settings.interval,
+            lead: 0,
+            floor: self.floor,
+            horizon: horizon(self.settings.interval, self.settings.max_replicas),
+        }))
+    }
+
+    fn has_room(&self, more: usize) -> bool {
+        self.settings.max_in_flight.is_none_or(|m| self.in_flight + more < m)
+    }
+
+    fn stand(&mut self, id: Id, waiter: Waiter) {
+        self.by_place.insert(waiter.place, id);
+        self.deadlines.insert((waiter.deadline, id));
+        self.waiters.insert(id, waiter);
+    }
+
+    fn remove(&mut self, id: Id, served: bool) {
+        let Some(w) = self.waiters.remove(&id) else { return };
+        self.by_place.remove(&w.place);
+        self.near.remove(&w.place);
+        self.ready.remove(&w.place);
+        if let Some(told) = w.told_at {
+            self.connecting.remove(&(told, w.place));
+        }
+        self.deadlines.remove(&(w.deadline, id));
+        self.line.leave(w.place, w.client, served);
+    }
+
+    /// When the request that stands behind `rank` others will have its slot, as far as can be told.
+    fn predicted(&self, now: LocalTime, rank: usize) -> LocalTime {
+        if let Some(slot) = self.slots.get(rank) {
+            return slot.at.max(now);
+        }
+        let beyond = Nanos::try_from(rank - self.slots.len()).unwrap_or(Nanos::MAX);
+        let next = self.last_slot.map_or(now, |t| t.plus(self.spacing)).max(now);
+        next.plus(self.spacing.saturating_mul(beyond))
+    }
+
+    /// A refusal whose `Retry-After` comes true. A request of this patience finds room once the queue has drained to
+    /// what it can wait for; and each refused request is promised a later instant than the one before, one slot
+    /// apart, so that all of them coming back as told do not meet the same full queue again.
+    fn refusal(&mut self, now: LocalTime, cause: Cause, patience: Nanos) -> Refusal {
+        let end_of_line = self.predicted(now, self.line.len());
+        let room_at = now.plus(end_of_line.since(now).saturating_sub(patience).max(0));
+        self.promise = self.promise.max(room_at).min(room_at.plus(PROMISE_CAP)).plus(self.spacing);
+        Refusal { cause, retry_after: self.promise.since(now) }
+    }
+
+    /// How many requests wait.
+    pub fn waiting(&self) -> usize {
+        self.line.len()
+    }
+
+    /// How many dispatched requests have not ended.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    /// Slots that passed unused, so far.
+    pub fn voided(&self) -> u64 {
+        self.voided
+    }
+
+    /// Whether there is nothing to wait for: no request, no slot, no reservation under way.
+    pub fn is_idle(&self) -> bool {
+        self.line.is_empty() && !self.reserving && self.in_flight == 0
+    }
+
+    /// The highest slot end known.
+    pub fn floor(&self) -> Option<StoreTime> {
+        self.floor
+    }
+
+    /// What stays the same.
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+}

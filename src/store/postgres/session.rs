@@ -1,0 +1,173 @@
+//! One connection to Postgres, made and examined: which server, whether it is ours alone, and whether the table fits.
+//!
+//! Behind a transaction pooler each statement may run in another server session, so that neither prepared statements
+//! nor settings last, and a name that we prepared may be another client's there. A session is therefore used with
+//! named statements only when it is proven to be direct: the server sees our own socket as its peer.
+
+use std::{io, time::Duration};
+
+use tokio::{
+    net::{TcpStream, UnixStream},
+    task::JoinHandle,
+};
+use tokio_postgres::{
+    Client, NoTls, Statement,
+    config::{Host, TargetSessionAttrs},
+    tls::MakeTlsConnect,
+    types::Type,
+};
+use tokio_postgres_rustls::MakeRustlsConnect;
+
+use super::{
+    address::Address,
+    error::{Reason, StoreError},
+    sql::{self, Table},
+};
+
+/// How long the whole of connecting to one address may take.
+const CONNECT_DEADLINE: Duration = Duration::from_secs(3);
+/// Unacknowledged data ends a connection after this long, and so does an idle peer that is gone.
+const DEAD_PEER: Duration = Duration::from_secs(5);
+
+/// A usable connection.
+#[derive(Debug)]
+pub struct Session {
+    /// For statements.
+    pub client: Client,
+    /// How the reservation is run.
+    pub reserve: Prepared,
+}
+
+/// The task that moves a session's bytes. It ends when the connection does, with the error if there was one.
+pub type Wire = JoinHandle<Option<StoreError>>;
+
+/// A statement, as this session can run it.
+#[derive(Debug)]
+pub enum Prepared {
+    /// Prepared under a name; for sessions that are ours alone.
+    Named(Box<Statement>),
+    /// Sent whole each time, in one round trip.
+    Unnamed(String),
+}
+
+/// What the reservation's parameters are.
+pub const RESERVE_TYPES: [Type; 5] = [Type::TEXT, Type::INT8, Type::INT8, Type::INT8, Type::INT8];
+
+/// Connects to the first server of the address that will do.
+///
+/// With `own_table` a missing table is made.
+///
+/// # Errors
+/// Why the last server tried would not do.
+pub async fn open(address: &Address, table: &Table, own_table: bool) -> Result<(Session, Wire), StoreError> {
+    let mut last = StoreError::new(Reason::Connection, "store.url names no host");
+    for at in 0..address.config.get_hosts().len() {
+        match tokio::time::timeout(CONNECT_DEADLINE, open_one(address, at, table, own_table)).await {
+            Ok(Ok(session)) => return Ok(session),
+            Ok(Err(e)) => last = e,
+            Err(_) => last = StoreError::new(Reason::Timeout, "no reply while connecting"),
+        }
+    }
+    Err(last)
+}
+
+async fn open_one(address: &Address, at: usize, table: &Table, own_table: bool) -> Result<(Session, Wire), StoreError> {
+    let config = &address.config;
+    let ports = config.get_ports();
+    let port = ports.get(at).or(ports.first()).copied().unwrap_or(5432);
+    let (client, wire, direct) = match &config.get_hosts()[at] {
+        Host::Unix(dir) => {
+            let stream = UnixStream::connect(dir.join(format!(".s.PGSQL.{port}"))).await?;
+            // The socket's other end belongs to whoever listened: the parent of our server process, unless a pooler
+            // stands between. /proc tells, when it can be read; a doubt counts as a pooler.
+            let listener = stream.peer_cred()?.pid();
+            let (client, connection) = config.connect_raw(stream, NoTls).await?;
+            let wire = tokio::spawn(async move { connection.await.err().map(StoreError::from) });
+            let direct = match listener {
+                Some(pid) => parent(backend_pid(&client).await?) == Some(pid),
+                None => false,
+            };
+            (client, wire, direct)
+        }
+        Host::Tcp(name) => {
+            let target = match config.get_hostaddrs().get(at) {
+                Some(ip) => (ip.to_string(), port),
+                None => (name.clone(), port),
+            };
+            let stream = TcpStream::connect((target.0.as_str(), target.1)).await?;
+            tune(&stream)?;
+            let ours = stream.local_addr()?.port();
+            let (client, wire) = match &address.tls {
+                Some(tls) => {
+                    let mut make = MakeRustlsConnect::new((**tls).clone());
+                    let tls = MakeTlsConnect::<TcpStream>::make_tls_connect(&mut make, name)
+                        .map_err(|_| StoreError::new(Reason::Tls, "the host in store.url is no name that TLS can verify"))?;
+                    let (client, connection) = config.connect_raw(stream, tls).await?;
+                    (client, tokio::spawn(async move { connection.await.err().map(StoreError::from) }))
+                }
+                None => {
+                    let (client, connection) = config.connect_raw(stream, NoTls).await?;
+                    (client, tokio::spawn(async move { connection.await.err().map(StoreError::from) }))
+                }
+            };
+            let row = client.query_typed("SELECT inet_client_port()", &[]).await?;
+            let seen: Option<i32> = row.first().and_then(|r| r.get(0));
+            (client, wire, seen == Some(i32::from(ours)))
+        }
+    };
+    if config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite {
+        let row = client.query_typed("SELECT current_setting('transaction_read_only') = 'on'", &[]).await?;
+        if row.first().is_some_and(|r| r.get(0)) {
+            return Err(StoreError::new(Reason::ReadOnly, "the server accepts no writes"));
+        }
+    }
+    if own_table {
+        make_table(&client, table).await?;
+    }
+    let reserve = sql::reserve(table, !direct);
+    let reserve = if direct {
+        client.batch_execute(&sql::session_settings()).await?;
+        Prepared::Named(Box::new(client.prepare_typed(&reserve, &RESERVE_TYPES).await?))
+    } else {
+        // Also finds out that the table fits, as preparing does above.
+        client.query_typed(&format!("SELECT cache_key, value, expires FROM {} LIMIT 0", table.quoted()), &[]).await?;
+        Prepared::Unnamed(reserve)
+    };
+    Ok((Session { client, reserve }, wire))
+}
+
+async fn backend_pid(client: &Client) -> Result<i32, StoreError> {
+    let row = client.query_typed("SELECT pg_backend_pid()", &[]).await?;
+    Ok(row.first().map_or(0, |r| r.get(0)))
+}
+
+fn parent(pid: i32) -> Option<i32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+}
+
+fn tune(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let socket = socket2::SockRef::from(stream);
+    let keepalive = socket2::TcpKeepalive::new().with_time(DEAD_PEER).with_interval(Duration::from_secs(1)).with_retries(3);
+    socket.set_tcp_keepalive(&keepalive)?;
+    socket.set_tcp_user_timeout(Some(DEAD_PEER))
+}
+
+/// Makes our own table unless it is there. Looking first spares users that may not create tables the attempt, and two
+/// replicas that start together may both find it missing: the loser's error is the winner's success.
+async fn make_table(client: &Client, table: &Table) -> Result<(), StoreError> {
+    let name = table.quoted().to_owned();
+    for attempt in 0..3 {
+        let row = client.query_typed("SELECT to_regclass($1) IS NOT NULL", &[(&name, Type::TEXT)]).await?;
+        if row.first().is_some_and(|r| r.get(0)) {
+            return Ok(());
+        }
+        match client.batch_execute(&sql::create_table(table)).await {
+            Ok(()) => return Ok(()),
+            Err(e) if attempt == 2 => return Err(e.into()),
+            Err(_) => {}
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,108 @@
+//! The statements, and the names they use.
+//!
+//! The reservation is [`crate::pacing::cursor::reserve`] in SQL: one `INSERT ... ON CONFLICT DO UPDATE`, whose SET
+//! expressions Postgres evaluates with the row's lock held, so `clock_timestamp()` is read at the moment the cursor
+//! moves. The cursor is text holding a bare decimal number of epoch seconds, as programs write it that move it with a
+//! statement of their own.
+
+/// A table name made safe to stand in a statement.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Table {
+    quoted: String,
+}
+
+impl Table {
+    /// Quotes `name`, which is `table` or `schema.table`.
+    pub fn new(name: &str) -> Self {
+        let parts: Vec<String> = name.split('.').map(|p| format!("\"{}\"", p.replace('"', "\"\""))).collect();
+        Table { quoted: parts.join(".") }
+    }
+
+    /// The quoted name.
+    pub fn quoted(&self) -> &str {
+        &self.quoted
+    }
+}
+
+/// How long a wait for a locked row may take, in milliseconds: less than the client's own deadline for the call, so
+/// that a call given up on this side leaves no statement behind that would move the cursor later.
+pub const LOCK_TIMEOUT_MS: u32 = 400;
+
+/// Session settings for a connection that is ours alone: the same as [`reserve`] makes for a pooled one.
+///
+/// A commit need not reach the disk: a cursor lost in a crash is made good by the replicas' floors.
+pub fn session_settings() -> String {
+    format!("SET synchronous_commit = off; SET lock_timeout = {LOCK_TIMEOUT_MS}")
+}
+
+/// The reservation. Parameters: `$1` key (text); in nanoseconds (int8) `$2` slots x interval, `$3` lead, `$4` floor or
+/// NULL, `$5` horizon. Answers one row of int8 nanoseconds since the epoch: the end of the last slot, and now.
+///
+/// With `pooled`, the settings are made inside the statement and hold for it alone: a transaction pooler may run each
+/// statement in another session.
+pub fn reserve(table: &Table, pooled: bool) -> String {
+    let now = "extract(epoch FROM clock_timestamp())";
+    let bounded = |t: &str| format!("CASE WHEN {t} <= {now} + $5::int8 * 0.000000001 THEN {t} END");
+    let floor = bounded("$4::int8 * 0.000000001");
+    // A value that is not a plain number within the lifetime of the calendar counts as absent, and heals itself.
+    let held = "CASE WHEN c.value ~ '^[0-9]{1,11}([.][0-9]{0,20})?$' THEN c.value::numeric END";
+    let cursor = bounded(&format!("({held})"));
+    let moved = |cursor: &str| {
+        format!("(greatest({now} + $3::int8 * 0.000000001, {cursor}, {floor}) + $2::int8 * 0.000000001)::text")
+    };
+    // `expires` is indexed in a Django cache table: writing it each time would make every update a new index entry.
+    // It moves only when half used, so that almost all updates are heap-only (HOT).
+    let lease = "make_interval(secs => 3600 + $5::int8 * 0.000000001)";
+    let half = "make_interval(secs => 1800 + $5::int8 * 0.000000001)";
+    let (with, from) = if pooled {
+        (
+            format!(
+                "WITH settings AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true), \
+                 set_config('lock_timeout', '{LOCK_TIMEOUT_MS}', true)) "
+            ),
+            " FROM settings",
+        )
+    } else {
+        (String::new(), "")
+    };
+    format!(
+        "{with}INSERT INTO {t} AS c (cache_key, value, expires) \
+         SELECT $1::text, {first}, clock_timestamp() + {lease}{from} \
+         ON CONFLICT (cache_key) DO UPDATE SET value = {next}, \
+         expires = CASE WHEN c.expires < clock_timestamp() + {half} THEN clock_timestamp() + {lease} ELSE c.expires END \
+         RETURNING (value::numeric * 1000000000)::int8, ({now} * 1000000000)::int8",
+        t = table.quoted(),
+        first = moved("NULL"),
+        next = moved(&cursor),
+    )
+}
+
+/// Makes our own table. Never run for an adopted one.
+///
+/// The free half of each page is for heap-only updates.
+pub fn create_table(table: &Table) -> String {
+    format!(
+        "CREATE TABLE IF NOT EXISTS {} (cache_key varchar(255) PRIMARY KEY, value text NOT NULL, \
+         expires timestamptz NOT NULL) WITH (fillfactor = 50)",
+        table.quoted()
+    )
+}
+
+/// Removes rows under a prefix that have expired. Parameter: `$1` prefix (text). Rows of others are not touched.
+pub fn sweep(table: &Table) -> String {
+    format!(
+        "DELETE FROM {} WHERE starts_with(cache_key::text, $1::text) AND expires < now() - interval '1 minute'",
+        table.quoted()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_name_cannot_break_out_of_its_quotes() {
+        assert_eq!(Table::new("public.cache").quoted(), r#""public"."cache""#);
+        assert_eq!(Table::new(r#"a"; drop table b; --"#).quoted(), r#""a""; drop table b; --""#);
+    }
+}
