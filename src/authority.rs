@@ -147,11 +147,11 @@ pub enum AuthorityError {
     Percent,
     /// A name that would be read as an address by some programs and as another address, or a name, by others.
     #[error(
-        "a host that ends in a number must be an IPv4 address of four decimal parts such as 192.0.2.1"
+        "a host that ends in a number must be an IPv4 address; write four decimal parts such as 192.0.2.1"
     )]
     Number,
     /// Brackets that don't hold an IPv6 address, or aren't closed.
-    #[error("brackets must enclose an IPv6 address, as in [2001:db8::1]:443")]
+    #[error("brackets are for a whole IPv6 address alone; write [2001:db8::1]:443")]
     Bracket,
     /// Not an IPv6 address.
     #[error("this is no IPv6 address; write one such as [2001:db8::1], or host:port")]
@@ -163,7 +163,7 @@ pub enum AuthorityError {
     #[error("missing port; write host:port")]
     MissingPort,
     /// A port that isn't a plain number from 1 to 65535.
-    #[error("the port must be a number from 1 to 65535 without sign or leading zeros")]
+    #[error("the port is no number from 1 to 65535; write it without sign or leading zeros")]
     Port,
 }
 
@@ -460,9 +460,28 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_one_printable_line() {
-        let message = AuthorityError::Character('\n').to_string();
-        assert!(!message.contains('\n'), "{message}");
+    fn messages_are_one_line_that_says_what_to_change() {
+        for error in [
+            AuthorityError::Empty,
+            AuthorityError::TooLong,
+            AuthorityError::Label,
+            AuthorityError::Character('\n'),
+            AuthorityError::Wildcard,
+            AuthorityError::UserInfo,
+            AuthorityError::Percent,
+            AuthorityError::Number,
+            AuthorityError::Bracket,
+            AuthorityError::Address,
+            AuthorityError::Idna,
+            AuthorityError::MissingPort,
+            AuthorityError::Port,
+        ] {
+            let message = error.to_string();
+            assert!(
+                message.contains("; ") && !message.contains('\n'),
+                "{message}"
+            );
+        }
     }
 
     fn any_host() -> impl Strategy<Value = Host> {
