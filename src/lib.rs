@@ -3,4 +3,5 @@
 
 pub mod authority;
 pub mod ca;
+pub mod cli;
 pub mod config;
