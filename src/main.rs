@@ -1,1 +1,2 @@
-fn main(){}
+//! t
+fn main() {}

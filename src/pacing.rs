@@ -4,8 +4,11 @@
 //! `time`, `cursor`, `clock`, `queue` and `pacer` are pure: `now` and state are arguments. Only `alarm` and `lane`
 //! wait for anything.
 
+pub mod alarm;
 pub mod clock;
 pub mod cursor;
+pub mod lane;
+pub mod observed;
 pub mod pacer;
 pub mod queue;
 pub mod time;

@@ -1,0 +1,137 @@
+//! The command line: what may be typed. Each subcommand other than `run` has a file of its own.
+//!
+//! Exit codes: 0 fine, 1 failed, 2 usage or configuration (clap ends the process with 2 by itself).
+
+use std::path::PathBuf;
+
+use clap::{Parser, Subcommand};
+
+pub mod ca;
+pub mod check;
+pub mod env;
+
+/// Everything that may be typed after `paceline`.
+#[derive(Clone, Debug, PartialEq, Eq, Parser)]
+#[command(
+    name = "paceline",
+    version,
+    about = "A forward proxy that paces requests per destination, globally, through one Postgres cursor"
+)]
+pub struct Cli {
+    /// The configuration file; else PACELINE_CONFIG names it, else the built-in defaults are used
+    #[arg(long, global = true, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// What to do; nothing typed means `run`.
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+impl Cli {
+    /// The command that was typed, or `run`.
+    pub fn chosen(&self) -> Command {
+        self.command.clone().unwrap_or(Command::Run)
+    }
+}
+
+/// The subcommands.
+#[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
+pub enum Command {
+    /// Serve (the default); Ctrl-C or SIGTERM drains, SIGHUP reloads destinations
+    Run,
+    /// Read the configuration, explain every mistake with its line, try the store; exit 0 or 1
+    Check,
+    /// Create or print the certificate authority
+    #[command(subcommand)]
+    Ca(CaCommand),
+    /// Print the export lines for a worker's shell
+    Env,
+}
+
+/// What `paceline ca` can do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand)]
+pub enum CaCommand {
+    /// Create the root and the issuer where they are missing
+    Init {
+        /// Let the issuer sign leaves for any host, not only for those of the destinations
+        #[arg(long)]
+        unconstrained: bool,
+    },
+    /// Print what the root and the issuer are
+    Show,
+    /// Print the root together with the system's roots, for SSL_CERT_FILE and REQUESTS_CA_BUNDLE
+    Bundle,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{CommandFactory, error::ErrorKind};
+
+    use super::*;
+
+    fn typed(line: &str) -> Result<(Command, Option<PathBuf>), clap::Error> {
+        let cli = Cli::try_parse_from(line.split(' '))?;
+        Ok((cli.chosen(), cli.config))
+    }
+
+    #[test]
+    fn the_definition_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn run_is_the_default() {
+        assert_eq!(typed("paceline").unwrap(), (Command::Run, None));
+        assert_eq!(typed("paceline run").unwrap(), (Command::Run, None));
+    }
+
+    #[test]
+    fn the_file_may_be_named_before_or_after_the_subcommand() {
+        let file = Some(PathBuf::from("a.toml"));
+        for (line, command) in [
+            ("paceline --config a.toml", Command::Run),
+            ("paceline run --config a.toml", Command::Run),
+            ("paceline --config a.toml check", Command::Check),
+            ("paceline check --config a.toml", Command::Check),
+            ("paceline env --config=a.toml", Command::Env),
+            (
+                "paceline ca show --config a.toml",
+                Command::Ca(CaCommand::Show),
+            ),
+            (
+                "paceline --config a.toml ca bundle",
+                Command::Ca(CaCommand::Bundle),
+            ),
+        ] {
+            assert_eq!(typed(line).unwrap(), (command, file.clone()), "{line}");
+        }
+    }
+
+    #[test]
+    fn ca_init_takes_unconstrained() {
+        let init = |unconstrained| Command::Ca(CaCommand::Init { unconstrained });
+        assert_eq!(typed("paceline ca init").unwrap().0, init(false));
+        assert_eq!(
+            typed("paceline ca init --unconstrained").unwrap().0,
+            init(true)
+        );
+    }
+
+    #[test]
+    fn mistakes_of_usage_exit_with_2_and_help_with_0() {
+        for line in [
+            "paceline ca",
+            "paceline --confg a.toml",
+            "paceline serve",
+            "paceline check a.toml",
+            "paceline --config",
+        ] {
+            assert_eq!(typed(line).unwrap_err().exit_code(), 2, "{line}");
+        }
+        let version = typed("paceline --version").unwrap_err();
+        assert_eq!(
+            (version.kind(), version.exit_code()),
+            (ErrorKind::DisplayVersion, 0)
+        );
+    }
+}
