@@ -1,2 +1,91 @@
-//! t
-fn main() {}
+//! The program: what was typed, what it means, doing it, and an exit code.
+//!
+//! Exit codes: 0 fine, 1 failed, 2 usage or configuration.
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+use paceline::{
+    app::{self, App},
+    ca, cli,
+    config::Config,
+    log,
+    store::postgres,
+};
+
+fn env(name: &str) -> Option<String> {
+    std::env::var(name).ok()
+}
+
+fn main() -> ExitCode {
+    let typed = cli::Cli::parse();
+    let config = Config::load(typed.config.as_deref(), &env);
+    let command = typed.chosen();
+    if command == cli::Command::Check {
+        return check(cli::check::check(config));
+    }
+    let config = match config {
+        Ok(config) => config,
+        Err(faults) => {
+            eprintln!("{faults}");
+            return ExitCode::from(2);
+        }
+    };
+    let done = match command {
+        cli::Command::Run => run(config),
+        cli::Command::Env => print(cli::env::env(&config)),
+        cli::Command::Ca(cli::CaCommand::Init { unconstrained }) => {
+            print(cli::ca::init(&config.ca.dir, app::intercepted(&config), unconstrained))
+        }
+        cli::Command::Ca(cli::CaCommand::Show) => print(cli::ca::show(&config.ca.dir)),
+        cli::Command::Ca(cli::CaCommand::Bundle) => print(cli::ca::bundle(&config.ca.dir)),
+        cli::Command::Check => Ok(()),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            eprintln!("paceline: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn print<E: Into<anyhow::Error>>(text: Result<String, E>) -> anyhow::Result<()> {
+    use std::io::Write as _;
+    std::io::stdout().write_all(text.map_err(Into::into)?.as_bytes())?;
+    Ok(())
+}
+
+#[tokio::main]
+async fn run(config: Config) -> anyhow::Result<()> {
+    log::start(&env);
+    app::raise_file_limit();
+    tracing::info!("{}", config.summary().to_string().replace('\n', "; "));
+    let app = App::new(config).await?;
+    tracing::info!("proxy listening on {}", app.proxy_address);
+    tracing::info!("admin listening on {}", app.admin_address);
+    print(app.exports())?;
+    app.run().await
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn check(mut report: cli::check::CheckReport) -> ExitCode {
+    if let Some(config) = report.config.clone() {
+        let files = ca::Files::new(&config.ca.dir);
+        if files.has(ca::ISSUER_CERTIFICATE) || files.has(ca::ISSUER_KEY) {
+            match ca::Issuer::load(&config.ca.dir) {
+                Ok(issuer) => app::uncovered(&config, &issuer).into_iter().for_each(|l| report.add_fault(l)),
+                Err(e) => report.add_fault(format!("ca: {e}")),
+            }
+        }
+        if let Some(store) = &config.store {
+            match postgres::try_once(store).await {
+                Ok(found) => report.add_note(format!("store: {found}")),
+                Err(e) => report.add_fault(format!("store: {e}")),
+            }
+        }
+    }
+    print!("{}", report.stdout());
+    eprint!("{}", report.stderr());
+    ExitCode::from(report.exit_code())
+}

@@ -88,7 +88,7 @@ impl Files {
     }
 
     /// Whether a file is there (a dangling link counts: it must not be written through).
-    pub(super) fn has(&self, name: &str) -> bool {
+    pub fn has(&self, name: &str) -> bool {
         self.path(name).symlink_metadata().is_ok()
     }
 

@@ -41,6 +41,7 @@ impl Alarm {
     /// The kernel has no timer to give (file descriptors are used up).
     pub fn start() -> io::Result<Arc<Alarm>> {
         let fd = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
+        #[expect(deprecated, reason = "its replacement is unsafe, for types whose descriptor may change; an OwnedFd's cannot")]
         let timer = AsyncFd::with_interest(fd, Interest::READABLE)?;
         let alarm = Arc::new(Alarm { timer, sleepers: Mutex::default() });
         tokio::spawn(serve(Arc::downgrade(&alarm)));

@@ -5,7 +5,7 @@
 use crate::pacing::{
     clock::ClockBounds,
     cursor::{Ask, Granted, reserve},
-    time::{LocalTime, StoreTime},
+    time::{LocalTime, Nanos, StoreTime},
 };
 
 /// A cursor that one replica keeps by itself.
@@ -23,6 +23,12 @@ impl Cursor {
         let granted = reserve(self.next, here, ask);
         self.next = Some(granted.end());
         granted
+    }
+
+    /// How long a request would have to wait now; nothing is taken.
+    pub fn preview(&self, now: LocalTime, ask: &Ask) -> Nanos {
+        let here = StoreTime(now.0);
+        reserve(self.next, here, ask).start.since(here)
     }
 
     /// The bounds of this store's clock: exact.

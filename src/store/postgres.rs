@@ -11,7 +11,10 @@ pub mod session;
 pub mod sql;
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -48,6 +51,7 @@ pub struct Postgres {
     sessions: watch::Receiver<Option<Arc<Session>>>,
     lost: mpsc::Sender<(Arc<Session>, StoreError)>,
     clock: Mutex<ClockBounds>,
+    was_up: Arc<AtomicBool>,
     metrics: Arc<Metrics>,
 }
 
@@ -60,20 +64,23 @@ impl Postgres {
         let address = Address::parse(config.url.reveal())?;
         let (publish, sessions) = watch::channel(None);
         let (lost, losses) = mpsc::channel(16);
+        let was_up = Arc::new(AtomicBool::new(false));
         let store = Arc::new(Postgres {
             key_prefix: config.key_prefix.clone(),
             sessions,
             lost,
             clock: Mutex::default(),
+            was_up: was_up.clone(),
             metrics: metrics.clone(),
         });
         let keeper = Keeper {
             address,
             table: Table::new(&config.table),
-            own_table: config.table == config::DEFAULT_TABLE,
+            own_table: config.table == config::default::TABLE,
             key_prefix: config.key_prefix.clone(),
             publish,
             losses,
+            was_up,
             metrics,
         };
         tokio::spawn(keeper.run());
@@ -89,6 +96,11 @@ impl Postgres {
     pub async fn wait_until_up(&self, patience: Duration) -> bool {
         let mut sessions = self.sessions.clone();
         tokio::time::timeout(patience, sessions.wait_for(Option::is_some)).await.is_ok_and(|r| r.is_ok())
+    }
+
+    /// Whether there has ever been a session.
+    pub fn was_up(&self) -> bool {
+        self.was_up.load(Relaxed)
     }
 
     /// Whether there is a session.
@@ -156,6 +168,7 @@ struct Keeper {
     key_prefix: String,
     publish: watch::Sender<Option<Arc<Session>>>,
     losses: mpsc::Receiver<(Arc<Session>, StoreError)>,
+    was_up: Arc<AtomicBool>,
     metrics: Arc<Metrics>,
 }
 
@@ -168,8 +181,9 @@ impl Keeper {
                 Ok((session, mut wire)) => {
                     let session = Arc::new(session);
                     tracing::info!(pooled = matches!(session.reserve, Prepared::Unnamed(_)), "store up");
-                    (pause, told) = (RECONNECT_FIRST, None);
+                    pause = RECONNECT_FIRST;
                     self.metrics.store_up(true);
+                    self.was_up.store(true, Relaxed);
                     let _ = self.publish.send(Some(session.clone()));
                     let why = self.hold(&session, &mut wire).await;
                     let _ = self.publish.send(None);
@@ -226,7 +240,7 @@ impl Keeper {
 pub async fn try_once(config: &config::Store) -> Result<String, StoreError> {
     let address = Address::parse(config.url.reveal())?;
     let table = Table::new(&config.table);
-    let own = config.table == config::DEFAULT_TABLE;
+    let own = config.table == config::default::TABLE;
     let session = match session::open(&address, &table, false).await {
         Ok((session, _)) => session,
         Err(e) if own && e.reason() == Reason::Table => {

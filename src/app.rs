@@ -1,0 +1,207 @@
+//! All wiring: the parts are made in order, everything is bound before anything is served, and the value that comes
+//! back knows where.
+
+use std::{
+    net::SocketAddr,
+    path::PathBuf,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
+
+use anyhow::{Context as _, Result, bail};
+use tokio::net::TcpListener;
+
+use crate::{
+    admin::{self, Admin},
+    authority::HostPattern,
+    ca::{self, Constraints, Issuer, Leaves},
+    cli::env::Worker,
+    config::{Config, TlsMode, host_name},
+    destination::{Destinations, Ground},
+    drain::{self, Drain, Signal},
+    listener,
+    metrics::Metrics,
+    pacing::alarm::Alarm,
+    policy::Reach,
+    proxy::{Proxy, auth::Credentials},
+    store::{Store, postgres::Postgres},
+    upstream::Upstream,
+};
+
+/// How long the first connection to the store is waited for before serving without it.
+const STORE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// A replica, bound and ready to run.
+#[derive(Debug)]
+pub struct App {
+    /// Where clients connect.
+    pub proxy_address: SocketAddr,
+    /// Where the operator looks.
+    pub admin_address: SocketAddr,
+    proxy_listener: TcpListener,
+    admin_listener: TcpListener,
+    proxy: Arc<Proxy>,
+    admin: Arc<Admin>,
+    drain: Drain,
+    signal: Signal,
+    patience: Duration,
+    ca_dir: PathBuf,
+}
+
+/// The hosts whose tunnels are looked into.
+pub fn intercepted(config: &Config) -> impl Iterator<Item = &HostPattern> {
+    config.destinations.iter().filter(|d| d.tls == TlsMode::Intercept).flat_map(|d| &d.hosts)
+}
+
+impl App {
+    /// Makes and binds everything. The CA is made if it is missing.
+    ///
+    /// # Errors
+    /// Anything that keeps the replica from serving, with what to change.
+    pub async fn new(config: Config) -> Result<App> {
+        let opaque = config.destinations.iter().find(|d| d.tls == TlsMode::Opaque);
+        if let Some(d) = opaque {
+            bail!("destination {}: tls = \"opaque\" is not available in this version; use \"intercept\"", d.name);
+        }
+        let leaves = certificates(&config)?;
+        let metrics = Metrics::new();
+        metrics.ca_expiry(since_epoch(leaves.issuer().not_after()));
+        let reach = Reach::new(&config.proxy.allow_upstreams);
+        let upstream = Upstream::new(&config.upstream, reach.clone()).map_err(anyhow::Error::msg)?;
+        let proxy_listener = bind(config.proxy.listen, "proxy.listen")?;
+        let admin_listener = bind(config.admin.listen, "admin.listen")?;
+        let (proxy_address, admin_address) = (proxy_listener.local_addr()?, admin_listener.local_addr()?);
+        reach.set_own(vec![proxy_address, admin_address]);
+        let store = match &config.store {
+            None => Store::Memory,
+            Some(settings) => Store::Postgres(Postgres::start(settings, metrics.clone())?),
+        };
+        match &store {
+            Store::Memory => metrics.store_up(true),
+            Store::Postgres(postgres) => {
+                if !postgres.wait_until_up(STORE_PATIENCE).await {
+                    tracing::warn!("the store is not there yet; requests wait for it");
+                }
+            }
+        }
+        let ground = Ground {
+            store: store.clone(),
+            alarm: Alarm::start().context("no timer to be had; raise the limit of open files")?,
+            metrics: metrics.clone(),
+            max_replicas: config.store.as_ref().map_or(1, |s| s.max_replicas),
+        };
+        let proxy = Arc::new(Proxy {
+            destinations: Destinations::new(&config.destinations, &ground),
+            upstream,
+            leaves,
+            credentials: config.proxy.auth.as_ref().map(Credentials::new),
+            metrics,
+            untrusting: Default::default(),
+            client_keys: Default::default(),
+            settings: config.proxy.clone(),
+        });
+        let (drain, signal) = Drain::new();
+        let admin = Arc::new(Admin { proxy: proxy.clone(), store, draining: drain.flag() });
+        Ok(App {
+            proxy_address,
+            admin_address,
+            proxy_listener,
+            admin_listener,
+            proxy,
+            admin,
+            drain,
+            signal,
+            patience: config.proxy.drain,
+            ca_dir: config.ca.dir,
+        })
+    }
+
+    /// The export lines for a worker's shell, for the address that was bound.
+    ///
+    /// # Errors
+    /// The bundle of roots cannot be written.
+    pub fn exports(&self) -> std::io::Result<String> {
+        let bundle = ca::write_bundle(&self.ca_dir)?;
+        Ok(crate::cli::env::exports(Worker {
+            listen: self.proxy_address,
+            credentials: self.proxy.credentials.is_some(),
+            host_name: &host_name(),
+            bundle: &bundle,
+        }))
+    }
+
+    /// Serves until asked to stop, then finishes what is under way. A second request to stop ends it at once.
+    ///
+    /// # Errors
+    /// The signal handlers cannot be installed.
+    pub async fn run(self) -> Result<()> {
+        let App { proxy_listener, admin_listener, proxy, admin, drain, signal, patience, .. } = self;
+        let stop = drain::asked_to_stop()?;
+        // The admin listener serves to the end: it must tell that the replica drains.
+        tokio::spawn(admin::run(admin_listener, admin));
+        let serving = tokio::spawn(listener::run(proxy_listener, proxy, signal));
+        let why = stop.await;
+        let stop_again = drain::asked_to_stop()?;
+        drain.start();
+        let _ = serving.await;
+        tracing::info!(signal = why, connections = drain.at_work(), "draining");
+        tokio::select! {
+            finished = drain.finished(patience) => {
+                if finished {
+                    tracing::info!("drained");
+                } else {
+                    tracing::warn!(left = drain.at_work(), "the time to drain is up; what is left is cut");
+                }
+            }
+            why = stop_again => tracing::warn!(signal = why, left = drain.at_work(), "asked to stop again; what is left is cut"),
+        }
+        Ok(())
+    }
+}
+
+fn certificates(config: &Config) -> Result<Leaves> {
+    let files = ca::Files::new(&config.ca.dir);
+    // The root's key is used here only to make a CA where there is none; anything else is `paceline ca init`'s.
+    if !(files.has(ca::ISSUER_CERTIFICATE) && files.has(ca::ISSUER_KEY)) {
+        let constraints = Constraints::permitting(intercepted(config));
+        let outcome = ca::init(&config.ca.dir, &constraints, SystemTime::now())?;
+        for line in crate::cli::ca::describe(&outcome).lines() {
+            tracing::info!("{line}");
+        }
+    }
+    let issuer = Arc::new(Issuer::load(&config.ca.dir)?);
+    for line in uncovered(config, &issuer) {
+        tracing::warn!("{line}");
+    }
+    Ok(Leaves::new(issuer)?)
+}
+
+/// A line for each destination whose hosts the issuer may not sign for.
+pub fn uncovered(config: &Config, issuer: &Issuer) -> Vec<String> {
+    let lacks = |d: &&crate::config::Destination| {
+        d.tls == TlsMode::Intercept && !issuer.covers_all(&Constraints::permitting(&d.hosts))
+    };
+    let line = |d: &crate::config::Destination| {
+        format!("destination {} is not covered by the CA's name constraints; run `paceline ca init`, which leaves the root as it is", d.name)
+    };
+    config.destinations.iter().filter(lacks).map(line).collect()
+}
+
+fn bind(address: SocketAddr, key: &str) -> Result<TcpListener> {
+    listener::bind(address).with_context(|| format!("{key}: cannot listen on {address}; stop what uses it or choose another"))
+}
+
+fn since_epoch(at: SystemTime) -> f64 {
+    at.duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
+}
+
+/// Lets this process hold as many connections as the system allows: the usual soft limit of 1,024 files is fewer than
+/// one fleet of workers has.
+pub fn raise_file_limit() {
+    use rustix::process::{Resource, getrlimit, setrlimit};
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = limit.maximum;
+    if let Err(e) = setrlimit(Resource::Nofile, limit) {
+        tracing::warn!("the limit of open files stays as it is: {e}");
+    }
+}

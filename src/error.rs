@@ -1,0 +1,241 @@
+//! Every way in which a request can fail, and the one place that says what the client is told.
+//!
+//! [`Error`] is sorted by whose fault it is. Its status, its RFC 9209 error type, the stable reason that the log and
+//! the metrics share, and its one-line text are each one `match`. No text repeats anything a client sent.
+
+use http::StatusCode;
+
+use crate::pacing::{
+    pacer::{Cause, Refusal},
+    time::{Nanos, SECOND},
+};
+
+/// A request that was not answered by its origin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Error {
+    // The client's doing.
+    /// The client's address is not in `allow_clients`.
+    ClientDenied,
+    /// Credentials are missing or wrong.
+    CredentialsNeeded,
+    /// The request is malformed, or its framing ambiguous.
+    Malformed(&'static str),
+    /// Authority, SNI and Host disagree inside a tunnel.
+    Misdirected,
+    /// Nobody governs the host, and only governed hosts may be reached.
+    HostDenied,
+    /// The port is not in `connect_ports`.
+    PortDenied,
+    /// The address is private, loopback or otherwise not for fetching.
+    AddressDenied,
+    /// The request came by way of this proxy already, or is for it.
+    Loop,
+    // The pace.
+    /// It is not this request's turn before its deadline, or the queue is full.
+    Paced(Refusal),
+    /// This replica is shutting down.
+    Draining,
+    /// As many connections are open as may be.
+    Connections,
+    // The origin's doing.
+    /// The name has no address, or the resolver failed.
+    Dns,
+    /// The resolver did not answer in time.
+    DnsTimeout,
+    /// The origin refused the connection.
+    ConnectRefused,
+    /// The origin cannot be reached.
+    Unreachable,
+    /// The connection, or TLS on it, was not ready in time.
+    ConnectTimeout,
+    /// The origin's certificate does not verify.
+    Certificate,
+    /// TLS with the origin failed otherwise.
+    Tls,
+    /// The origin closed the connection before it had answered.
+    Terminated,
+    /// The origin's answer is not valid HTTP/1.1.
+    BadResponse,
+    /// The origin did not begin its answer in time.
+    ResponseTimeout,
+    // Ours.
+    /// The CA cannot sign for this host.
+    NotCovered,
+}
+
+impl Error {
+    /// The status; `refusal` is the configured one for a wait that is too long.
+    pub fn status(&self, refusal: StatusCode) -> StatusCode {
+        match self {
+            Error::ClientDenied | Error::HostDenied | Error::PortDenied | Error::AddressDenied => StatusCode::FORBIDDEN,
+            Error::CredentialsNeeded => StatusCode::PROXY_AUTHENTICATION_REQUIRED,
+            Error::Malformed(_) => StatusCode::BAD_REQUEST,
+            Error::Misdirected => StatusCode::MISDIRECTED_REQUEST,
+            Error::Paced(Refusal { cause: Cause::StoreAway, .. }) => StatusCode::SERVICE_UNAVAILABLE,
+            Error::Paced(_) => refusal,
+            Error::Draining | Error::Connections => StatusCode::SERVICE_UNAVAILABLE,
+            Error::DnsTimeout | Error::ConnectTimeout | Error::ResponseTimeout => StatusCode::GATEWAY_TIMEOUT,
+            Error::Loop
+            | Error::Dns
+            | Error::ConnectRefused
+            | Error::Unreachable
+            | Error::Certificate
+            | Error::Tls
+            | Error::Terminated
+            | Error::BadResponse
+            | Error::NotCovered => StatusCode::BAD_GATEWAY,
+        }
+    }
+
+    /// The error type of RFC 9209 section 2.3.
+    pub fn proxy_status(&self) -> &'static str {
+        match self {
+            Error::ClientDenied | Error::HostDenied | Error::PortDenied | Error::CredentialsNeeded => "http_request_denied",
+            Error::AddressDenied => "destination_ip_prohibited",
+            Error::Malformed(_) | Error::Misdirected => "http_request_error",
+            Error::Loop => "proxy_loop_detected",
+            Error::Paced(Refusal { cause: Cause::StoreAway, .. }) | Error::Draining => "destination_unavailable",
+            Error::Paced(_) | Error::Connections => "connection_limit_reached",
+            Error::Dns => "dns_error",
+            Error::DnsTimeout => "dns_timeout",
+            Error::ConnectRefused => "connection_refused",
+            Error::Unreachable => "destination_ip_unroutable",
+            Error::ConnectTimeout => "connection_timeout",
+            Error::Certificate => "tls_certificate_error",
+            Error::Tls => "tls_protocol_error",
+            Error::Terminated => "connection_terminated",
+            Error::BadResponse => "http_protocol_error",
+            Error::ResponseTimeout => "connection_read_timeout",
+            Error::NotCovered => "proxy_configuration_error",
+        }
+    }
+
+    /// The label shared by the access log and the metrics.
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Error::ClientDenied => "client_denied",
+            Error::CredentialsNeeded => "credentials_needed",
+            Error::Malformed(_) => "malformed",
+            Error::Misdirected => "misdirected",
+            Error::HostDenied => "host_denied",
+            Error::PortDenied => "port_denied",
+            Error::AddressDenied => "address_denied",
+            Error::Loop => "loop",
+            Error::Paced(Refusal { cause: Cause::WaitTooLong, .. }) => "wait_too_long",
+            Error::Paced(Refusal { cause: Cause::QueueFull, .. }) => "queue_full",
+            Error::Paced(Refusal { cause: Cause::StoreAway, .. }) => "store_away",
+            Error::Draining => "draining",
+            Error::Connections => "connections",
+            Error::Dns => "dns",
+            Error::DnsTimeout => "dns_timeout",
+            Error::ConnectRefused => "connect_refused",
+            Error::Unreachable => "unreachable",
+            Error::ConnectTimeout => "connect_timeout",
+            Error::Certificate => "certificate",
+            Error::Tls => "tls",
+            Error::Terminated => "terminated",
+            Error::BadResponse => "bad_response",
+            Error::ResponseTimeout => "response_timeout",
+            Error::NotCovered => "not_covered",
+        }
+    }
+
+    /// What to do about it, in one line of ASCII: the body of a refusal, and the reason phrase of a refused CONNECT.
+    pub fn text(&self) -> String {
+        let fixed = match self {
+            Error::ClientDenied => "this client address may not use the proxy; add it to allow_clients",
+            Error::CredentialsNeeded => "send proxy credentials (Basic) of a user in [proxy.auth]",
+            Error::Malformed(what) => what,
+            Error::Misdirected => "this tunnel was opened for another host; open one for this host",
+            Error::HostDenied => "no destination governs this host; add it to one or set ungoverned = \"tunnel\"",
+            Error::PortDenied => "this port may not be reached; add it to connect_ports",
+            Error::AddressDenied => "this address is not public; add it to allow_upstreams",
+            Error::Loop => "the request leads back to this proxy; correct the URL or the proxy variables",
+            Error::Paced(refusal) => {
+                let seconds = retry_seconds(refusal.retry_after);
+                return match refusal.cause {
+                    Cause::WaitTooLong => format!("the wait would pass max_wait, retry in {seconds}s"),
+                    Cause::QueueFull => format!("queue full, retry in {seconds}s"),
+                    Cause::StoreAway => format!("the store of the pace is away, retry in {seconds}s"),
+                };
+            }
+            Error::Draining => "this replica is shutting down, retry in 1s",
+            Error::Connections => "too many connections, retry in 1s; see max_connections",
+            Error::Dns => "the host name does not resolve; check it and the proxy's resolver",
+            Error::DnsTimeout => "the resolver did not answer in time; try again later",
+            Error::ConnectRefused => "the origin refused the connection; try again later",
+            Error::Unreachable => "the origin cannot be reached; check the proxy's routes",
+            Error::ConnectTimeout => "no connection to the origin in time; try again later",
+            Error::Certificate => "the origin's certificate does not verify; see extra_roots for a private CA",
+            Error::Tls => "TLS with the origin failed; it needs TLS 1.2 or later",
+            Error::Terminated => "the origin closed the connection before it answered; it was not asked again",
+            Error::BadResponse => "the origin's answer is not valid HTTP/1.1",
+            Error::ResponseTimeout => "the origin did not answer in time",
+            Error::NotCovered => "the CA may not sign for this host; run paceline ca init",
+        };
+        fixed.to_owned()
+    }
+
+    /// After how many whole seconds a new try makes sense, where that can be said.
+    pub fn retry_after(&self) -> Option<u64> {
+        match self {
+            Error::Paced(refusal) => Some(retry_seconds(refusal.retry_after)),
+            Error::Draining | Error::Connections => Some(1),
+            _ => None,
+        }
+    }
+
+    /// Whether the connection must end with the answer, because what follows on it cannot be trusted.
+    pub fn closes(&self) -> bool {
+        matches!(self, Error::Malformed(_) | Error::CredentialsNeeded | Error::ClientDenied | Error::Draining | Error::Connections)
+    }
+}
+
+/// Whole seconds, rounded up, and at least 1: several clients read digits only, and take 0 as an invitation.
+fn retry_seconds(span: Nanos) -> u64 {
+    u64::try_from(span.saturating_add(SECOND - 1) / SECOND).unwrap_or(1).max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn retry_after_is_a_whole_number_of_seconds_and_never_zero() {
+        let paced = |ns| Error::Paced(Refusal { cause: Cause::WaitTooLong, retry_after: ns }).retry_after();
+        assert_eq!([paced(0), paced(1), paced(SECOND), paced(SECOND + 1)], [Some(1), Some(1), Some(1), Some(2)]);
+    }
+
+    #[test]
+    fn texts_fit_a_reason_phrase() {
+        let paced = |cause| Error::Paced(Refusal { cause, retry_after: 9_999 * SECOND });
+        for e in [
+            Error::ClientDenied,
+            Error::CredentialsNeeded,
+            Error::Misdirected,
+            Error::HostDenied,
+            Error::PortDenied,
+            Error::AddressDenied,
+            Error::Loop,
+            paced(Cause::WaitTooLong),
+            paced(Cause::QueueFull),
+            paced(Cause::StoreAway),
+            Error::Draining,
+            Error::Connections,
+            Error::Dns,
+            Error::DnsTimeout,
+            Error::ConnectRefused,
+            Error::Unreachable,
+            Error::ConnectTimeout,
+            Error::Certificate,
+            Error::Tls,
+            Error::Terminated,
+            Error::BadResponse,
+            Error::ResponseTimeout,
+            Error::NotCovered,
+        ] {
+            let text = e.text();
+            assert!(text.is_ascii() && text.len() <= 90 && !text.contains('\n'), "{text}");
+        }
+    }
+}

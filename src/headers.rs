@@ -1,0 +1,170 @@
+//! Rules about header fields: what ends at a proxy, and what the few fields that we read mean. Pure.
+
+use std::time::Duration;
+
+use http::{
+    HeaderMap, HeaderName, HeaderValue,
+    header::{CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE},
+};
+
+use crate::{error::Error, pacing::queue::Urgency};
+
+/// Hop-by-hop fields (RFC 9110 section 7.6.1), and those that only proxies understand.
+const HOP_BY_HOP: [HeaderName; 7] = [
+    CONNECTION,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    TE,
+    UPGRADE,
+];
+/// Fields addressed to us begin so, and go no further.
+const OURS: &str = "paceline-";
+/// How long a client says it can wait.
+pub const MAX_WAIT: HeaderName = HeaderName::from_static("paceline-max-wait");
+/// RFC 9218.
+const PRIORITY: HeaderName = HeaderName::from_static("priority");
+/// RFC 9209.
+pub const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
+
+/// Removes what must not go upstream. `Transfer-Encoding` stays: it is taken off and put on again by the codec, and
+/// tells it that a body follows.
+pub fn strip_request(headers: &mut HeaderMap) {
+    strip(headers, |name| HOP_BY_HOP.contains(name) || name.as_str().starts_with(OURS));
+}
+
+/// Removes what must not go downstream. The codec frames the body anew for the client's version of HTTP.
+pub fn strip_response(headers: &mut HeaderMap) {
+    strip(headers, |name| {
+        HOP_BY_HOP.contains(name) || *name == TRANSFER_ENCODING || name.as_str().starts_with(OURS)
+    });
+}
+
+/// Removes the fields that `doomed` names and those that `Connection` nominates, keeping the order of the others:
+/// taking single entries out of a [`HeaderMap`] would move its last one into the gap.
+fn strip(headers: &mut HeaderMap, doomed: impl Fn(&HeaderName) -> bool) {
+    if !headers.keys().any(&doomed) {
+        return;
+    }
+    let nominated: Vec<HeaderName> = headers
+        .get_all(CONNECTION)
+        .iter()
+        .filter_map(|v| v.to_str().ok())
+        .flat_map(|v| v.split(','))
+        .filter_map(|name| name.trim().parse().ok())
+        .collect();
+    // Nominating these would unframe the message or misdirect it; they are the message's own, not the hop's.
+    let essential = |name: &HeaderName| {
+        matches!(*name, http::header::CONTENT_LENGTH | TRANSFER_ENCODING | http::header::HOST)
+    };
+    let mut kept = HeaderMap::with_capacity(headers.len());
+    for (name, value) in headers.iter() {
+        if !doomed(name) && (essential(name) || !nominated.contains(name)) {
+            kept.append(name.clone(), value.clone());
+        }
+    }
+    *headers = kept;
+}
+
+/// The urgency of RFC 9218: the `u` parameter of `Priority`, 0 to 7; 3 where it is absent or malformed (section 4).
+pub fn urgency(headers: &HeaderMap) -> Urgency {
+    let text = headers.get(PRIORITY).and_then(|v| v.to_str().ok()).unwrap_or("");
+    let found = text.split(',').filter_map(|member| member.trim().strip_prefix("u=")).next_back();
+    match found.map(|u| u.split(';').next().unwrap_or("").trim().as_bytes()) {
+        Some([digit @ b'0'..=b'7']) => digit - b'0',
+        _ => 3,
+    }
+}
+
+/// How long the client says it can wait: `Paceline-Max-Wait: 5s`, or seconds without a unit.
+///
+/// # Errors
+/// The field is there but is not a duration, or there is more than one.
+pub fn max_wait(headers: &HeaderMap) -> Result<Option<Duration>, Error> {
+    let mut values = headers.get_all(MAX_WAIT).iter();
+    let Some(value) = values.next() else { return Ok(None) };
+    let wrong = Error::Malformed("Paceline-Max-Wait must be one duration such as 5s");
+    if values.next().is_some() {
+        return Err(wrong);
+    }
+    let text = value.to_str().map_err(|_| wrong)?.trim();
+    if text.is_empty() || text.len() > 32 {
+        return Err(wrong);
+    }
+    if text.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
+        let seconds: f64 = text.parse().map_err(|_| wrong)?;
+        return Duration::try_from_secs_f64(seconds).map(Some).map_err(|_| wrong);
+    }
+    humantime::parse_duration(text).map(Some).map_err(|_| wrong)
+}
+
+/// The value of `Proxy-Status` for an answer of our own.
+pub fn proxy_status(error: &Error) -> HeaderValue {
+    HeaderValue::from_str(&format!("paceline; error={}", error.proxy_status())).expect("error types are tokens")
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn map(fields: &[(&str, &str)]) -> HeaderMap {
+        let pair = |(n, v): &(&str, &str)| (n.parse::<HeaderName>().expect("a name"), v.parse::<HeaderValue>().expect("a value"));
+        fields.iter().map(pair).collect()
+    }
+
+    #[test]
+    fn what_ends_at_a_proxy_is_removed_and_the_rest_keeps_its_order() {
+        let mut h = map(&[
+            ("accept", "*/*"),
+            ("proxy-connection", "keep-alive"),
+            ("x-first", "1"),
+            ("connection", "close, X-Secret, content-length, Host"),
+            ("x-secret", "hush"),
+            ("content-length", "5"),
+            ("host", "a.test"),
+            ("proxy-authorization", "Basic eDp5"),
+            ("paceline-max-wait", "4s"),
+            ("x-empty", ""),
+            ("transfer-encoding", "chunked"),
+            ("te", "trailers"),
+            ("upgrade", "h2c"),
+            ("x-last", "2"),
+        ]);
+        strip_request(&mut h);
+        let names: Vec<_> = h.keys().map(HeaderName::as_str).collect();
+        assert_eq!(names, ["accept", "x-first", "content-length", "host", "x-empty", "transfer-encoding", "x-last"]);
+    }
+
+    #[test]
+    fn urgency_is_three_unless_it_is_said_well() {
+        for (text, u) in [("u=0", 0), ("u=7, i", 7), ("i, u=1", 1), ("u=2;x=1", 2), ("u=8", 3), ("u=", 3), ("u=-1", 3), ("u=10", 3), ("", 3), ("U=1", 3)] {
+            assert_eq!(urgency(&map(&[("priority", text)])), u, "{text}");
+        }
+        assert_eq!(urgency(&HeaderMap::new()), 3);
+    }
+
+    #[test]
+    fn max_wait_is_a_duration_or_an_error() {
+        for (text, seconds) in [("5s", 5.0), ("4", 4.0), ("0.4", 0.4), ("1m 30s", 90.0), ("250ms", 0.25), ("0s", 0.0)] {
+            let d = max_wait(&map(&[("paceline-max-wait", text)])).expect("valid").expect("there");
+            assert!((d.as_secs_f64() - seconds).abs() < 1e-9, "{text}");
+        }
+        for text in ["", "-4", "NaN", "1e9", "soon", "5 parsecs", "99999999999999999999999999", "1.2.3"] {
+            assert!(max_wait(&map(&[("paceline-max-wait", text)])).is_err(), "{text}");
+        }
+        assert!(max_wait(&map(&[("paceline-max-wait", "1s"), ("paceline-max-wait", "2s")])).is_err());
+        assert_eq!(max_wait(&HeaderMap::new()), Ok(None));
+    }
+
+    proptest! {
+        #[test]
+        fn no_value_makes_a_reader_panic(text in "[ -~]{0,40}") {
+            let h = map(&[("priority", &text), ("paceline-max-wait", &text)]);
+            prop_assert!(urgency(&h) <= 7);
+            let _ = max_wait(&h);
+        }
+    }
+}

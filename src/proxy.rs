@@ -1,0 +1,289 @@
+//! One request in, one answer out: what form it has, whether it may pass, and who carries it.
+//!
+//! The same code serves a client's own connection and the inside of a tunnel; there scheme and authority are pinned.
+//! Every failure ends in [`refuse`], the one place where an [`Error`] becomes a response.
+
+pub mod answer;
+pub mod auth;
+pub mod connect;
+pub mod forward;
+pub mod tunnel;
+
+use std::{
+    convert::Infallible,
+    hash::{BuildHasher as _, RandomState},
+    net::IpAddr,
+    sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
+};
+
+use http::{
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version,
+    header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, PROXY_AUTHENTICATE, RETRY_AFTER},
+};
+use hyper::{body::Incoming, ext::ReasonPhrase};
+
+use crate::{
+    authority::{Authority, Host},
+    ca::Leaves,
+    config,
+    destination::Destinations,
+    error::Error,
+    headers,
+    log::Seldom,
+    metrics::Metrics,
+    proxy::{answer::Answer, auth::Credentials, connect::Plan, forward::Terms},
+    record::Record,
+    upstream::{Scheme, Target, Upstream, exchange::Outgoing},
+};
+
+/// What all requests share.
+#[derive(Debug)]
+pub struct Proxy {
+    /// `[proxy]` of the configuration.
+    pub settings: config::Proxy,
+    /// Who governs what.
+    pub destinations: Destinations,
+    /// Towards origins.
+    pub upstream: Upstream,
+    /// For intercepted tunnels.
+    pub leaves: Leaves,
+    /// Who may use the proxy by name.
+    pub credentials: Option<Credentials>,
+    /// For counting.
+    pub metrics: Arc<Metrics>,
+    /// For the line about clients that do not trust the CA.
+    pub untrusting: Seldom,
+    /// Makes clients into keys of the queue; random, so that nobody can choose to share another's.
+    pub client_keys: RandomState,
+}
+
+/// A client's connection, or the inside of a tunnel on it.
+#[derive(Debug)]
+pub struct Downstream {
+    /// What all requests share.
+    pub proxy: Arc<Proxy>,
+    /// Who is at the other end.
+    pub client: IpAddr,
+    /// Inside a tunnel: what it was opened for, and who opened it.
+    pub pinned: Option<Pinned>,
+    /// What a CONNECT on this connection was promised: carried out once the 200 is sent.
+    pub plan: Mutex<Option<Plan>>,
+}
+
+/// What a tunnel was opened for.
+#[derive(Clone, Debug)]
+pub struct Pinned {
+    /// Clear text or TLS, as the first bytes showed.
+    pub scheme: Scheme,
+    /// What CONNECT named.
+    pub authority: Authority,
+    /// The name that the client sent in its ClientHello.
+    pub sni: Option<Host>,
+    /// The user of the CONNECT.
+    pub user: Option<Arc<str>>,
+}
+
+/// Where a request wants to go.
+enum Wish {
+    /// A tunnel to here.
+    Connect(Authority),
+    /// This resource.
+    Fetch(Target),
+}
+
+impl Downstream {
+    /// Answers one request. Never fails: every error is an answer.
+    ///
+    /// # Errors
+    /// None; the type is what the codec wants.
+    pub async fn serve(self: Arc<Self>, request: Request<Incoming>) -> Result<Response<Answer>, Infallible> {
+        let user = self.pinned.as_ref().and_then(|p| p.user.clone());
+        let mut record = Record::new(self.proxy.metrics.clone(), self.client, user, request.method().clone());
+        let is_connect = request.method() == Method::CONNECT;
+        let outcome = self.carry(request, &mut record).await;
+        Ok(match outcome {
+            Ok(mut response) => {
+                response.body_mut().record(record);
+                response
+            }
+            Err(e) => {
+                let response = refuse(&e, &self.proxy.settings, is_connect);
+                record.failed(&e, Some(response.status()));
+                response
+            }
+        })
+    }
+
+    async fn carry(&self, request: Request<Incoming>, record: &mut Record) -> Result<Response<Answer>, Error> {
+        match self.wish(&request)? {
+            Wish::Connect(authority) => {
+                record.target(None, &authority, "");
+                let user = self.authenticate(request.headers())?;
+                connect::open(self, authority, user, record).await
+            }
+            Wish::Fetch(target) => {
+                record.target(Some(target.scheme), &target.authority, request.uri().path());
+                let user = match &self.pinned {
+                    Some(pinned) => pinned.user.clone(),
+                    None => self.authenticate(request.headers())?,
+                };
+                if self.proxy.destinations.governing(&target.authority.host).is_none() {
+                    self.literal_allowed(&target.authority)?;
+                }
+                let terms = Terms {
+                    client: self.client_key(user.as_ref()),
+                    urgency: headers::urgency(request.headers()),
+                    max_wait: headers::max_wait(request.headers())?,
+                };
+                let request = outgoing(request, &target, record.sent())?;
+                forward::forward(&self.proxy, terms, request, target, record).await
+            }
+        }
+    }
+
+    /// Reads the request's target in whichever of the forms of RFC 9112 section 3.2 it has.
+    fn wish(&self, request: &Request<Incoming>) -> Result<Wish, Error> {
+        let uri = request.uri();
+        let Some(pinned) = &self.pinned else {
+            if request.method() == Method::CONNECT {
+                return Ok(Wish::Connect(connect::target(request)?));
+            }
+            return Ok(Wish::Fetch(absolute(uri)?));
+        };
+        if request.method() == Method::CONNECT {
+            return Err(Error::Malformed("CONNECT inside a tunnel is not allowed"));
+        }
+        let authority = match uri.scheme() {
+            Some(_) => {
+                let target = absolute(uri)?;
+                if target.scheme != pinned.scheme {
+                    return Err(Error::Misdirected);
+                }
+                target.authority
+            }
+            None => host(request.headers(), request.version(), pinned)?,
+        };
+        let sni_differs = pinned.sni.as_ref().is_some_and(|sni| *sni != pinned.authority.host);
+        if authority != pinned.authority || sni_differs {
+            return Err(Error::Misdirected);
+        }
+        Ok(Wish::Fetch(Target { scheme: pinned.scheme, authority }))
+    }
+
+    fn authenticate(&self, headers: &HeaderMap) -> Result<Option<Arc<str>>, Error> {
+        self.proxy.credentials.as_ref().map(|c| c.check(headers)).transpose()
+    }
+
+    /// The key under which the queue is fair to this client: its user where it has one, else its address.
+    pub fn client_key(&self, user: Option<&Arc<str>>) -> u64 {
+        match user {
+            Some(user) => self.proxy.client_keys.hash_one(user),
+            None => self.proxy.client_keys.hash_one(self.client),
+        }
+    }
+
+    /// Whether this address may be asked for by number: one that is not listed could be a governed host's, which would
+    /// then go unpaced.
+    ///
+    /// # Errors
+    /// [`Error::AddressDenied`].
+    pub fn literal_allowed(&self, authority: &Authority) -> Result<(), Error> {
+        match authority.host {
+            Host::Ip(ip) if !self.proxy.upstream.is_listed(ip, authority) => Err(Error::AddressDenied),
+            _ => Ok(()),
+        }
+    }
+
+    /// Leaves word of what to do once the answer to a CONNECT is sent.
+    pub fn promise(&self, plan: Plan) {
+        *self.plan.lock().unwrap_or_else(PoisonError::into_inner) = Some(plan);
+    }
+
+    /// Whether there is something to do.
+    pub fn has_promise(&self) -> bool {
+        self.plan.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// What was promised, if anything.
+    pub fn promised(&self) -> Option<Plan> {
+        self.plan.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+/// Absolute-form (RFC 9112 section 3.2.2), the form of requests to a proxy.
+fn absolute(uri: &Uri) -> Result<Target, Error> {
+    let scheme = match uri.scheme_str() {
+        Some("http") => Scheme::Http,
+        Some("https") => Scheme::Https,
+        Some(_) => return Err(Error::Malformed("only http and https URLs are fetched")),
+        None => return Err(Error::Malformed("this is a proxy; set it as HTTPS_PROXY and ask it for whole URLs")),
+    };
+    let text = uri.authority().map_or("", |a| a.as_str());
+    let authority = Authority::parse(text, Some(scheme.default_port()))
+        .map_err(|_| Error::Malformed("the URL's host or port is malformed"))?;
+    Ok(Target { scheme, authority })
+}
+
+/// The authority that an origin-form request names in `Host`; exactly one is needed (RFC 9112 section 3.2), but an
+/// HTTP/1.0 client may leave it out, and then means the tunnel's.
+fn host(headers: &HeaderMap, version: Version, pinned: &Pinned) -> Result<Authority, Error> {
+    let mut hosts = headers.get_all(HOST).iter();
+    let text = match (hosts.next(), hosts.next()) {
+        (Some(one), None) => one.to_str().map_err(|_| Error::Malformed("the Host field is not ASCII"))?,
+        (None, _) if version == Version::HTTP_10 => return Ok(pinned.authority.clone()),
+        (None, _) => return Err(Error::Malformed("the Host field is missing")),
+        (Some(_), Some(_)) => return Err(Error::Malformed("there is more than one Host field")),
+    };
+    Authority::parse(text, Some(pinned.scheme.default_port()))
+        .map_err(|_| Error::Malformed("the Host field is malformed"))
+}
+
+/// The request as the origin gets it: origin-form, HTTP/1.1, `Host` as the target says, without what ends here.
+fn outgoing(request: Request<Incoming>, target: &Target, sent: Arc<AtomicU64>) -> Result<Request<Outgoing>, Error> {
+    let (mut head, body) = request.into_parts();
+    headers::strip_request(&mut head.headers);
+    if head.uri.scheme().is_some() || head.uri.authority().is_some() {
+        let path = head.uri.path_and_query().map_or("/", |p| p.as_str());
+        head.uri = path.parse().map_err(|_| Error::Malformed("the URL's path is malformed"))?;
+        head.headers.insert(HOST, host_value(target)?);
+    } else if !head.headers.contains_key(HOST) {
+        head.headers.insert(HOST, host_value(target)?);
+    }
+    head.version = Version::HTTP_11;
+    Ok(Request::from_parts(head, Outgoing::new(body, sent)))
+}
+
+fn host_value(target: &Target) -> Result<HeaderValue, Error> {
+    let authority = target.authority.to_string();
+    let port = format!(":{}", target.scheme.default_port());
+    HeaderValue::from_str(authority.strip_suffix(&port).unwrap_or(&authority))
+        .map_err(|_| Error::Malformed("the URL's host is malformed"))
+}
+
+/// An answer of our own. To a CONNECT, the reason phrase says why: it is the one part that most clients show.
+pub fn refuse(error: &Error, settings: &config::Proxy, is_connect: bool) -> Response<Answer> {
+    let status = error.status(settings.refusal_status);
+    let text = error.text();
+    let mut response = Response::new(Answer::text(format!("paceline: {text}\n")));
+    *response.status_mut() = status;
+    let headers = response.headers_mut();
+    headers.insert(headers::PROXY_STATUS, headers::proxy_status(error));
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    if let Some(seconds) = error.retry_after() {
+        headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
+    }
+    if status == StatusCode::PROXY_AUTHENTICATION_REQUIRED {
+        headers.insert(PROXY_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"paceline\", charset=\"UTF-8\""));
+    }
+    if is_connect || error.closes() {
+        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    }
+    if is_connect {
+        let length = format!("paceline: {text}\n").len();
+        headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
+        if let Ok(phrase) = ReasonPhrase::try_from(format!("paceline: {text}").into_bytes()) {
+            response.extensions_mut().insert(phrase);
+        }
+    }
+    response
+}

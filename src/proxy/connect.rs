@@ -1,0 +1,104 @@
+//! CONNECT (RFC 9110 section 9.3.6): what is promised with the 200, and what is refused before it.
+//!
+//! For a governed host the 200 comes at once, before any name is resolved and any slot is taken: clients charge a wait
+//! here to their connect time-out, and most cannot show why a CONNECT was refused. What can wait or fail does so inside.
+//! For other hosts the origin is dialled first, so that a failure has a status.
+
+use std::sync::Arc;
+
+use http::{
+    Request, Response,
+    header::{CONTENT_LENGTH, TRANSFER_ENCODING},
+};
+use hyper::{body::Incoming, ext::ReasonPhrase};
+use rustls::ServerConfig;
+use tokio::{net::TcpStream, time::Instant};
+
+use crate::{
+    authority::Authority,
+    config::Ungoverned,
+    error::Error,
+    proxy::{Downstream, answer::Answer},
+    record::Record,
+};
+
+/// What a tunnel was promised to do.
+#[derive(Debug)]
+pub enum Plan {
+    /// Look inside: end TLS with this configuration, or read clear text, as the client begins.
+    Intercept {
+        /// What CONNECT named.
+        authority: Authority,
+        /// The leaf and all else for the handshake.
+        tls: Arc<ServerConfig>,
+        /// Who opened it.
+        user: Option<Arc<str>>,
+    },
+    /// Pass bytes to this connection.
+    Relay {
+        /// Connected already.
+        origin: TcpStream,
+        /// Ends with the tunnel.
+        record: Box<Record>,
+    },
+}
+
+/// Reads authority-form (RFC 9112 section 3.2.3). A `Host` field is not looked at: many clients send none, or another.
+///
+/// # Errors
+/// The target is not a host and a port, or the request has a body, which CONNECT cannot.
+pub fn target(request: &Request<Incoming>) -> Result<Authority, Error> {
+    let uri = request.uri();
+    let headers = request.headers();
+    if headers.contains_key(CONTENT_LENGTH) || headers.contains_key(TRANSFER_ENCODING) {
+        return Err(Error::Malformed("CONNECT must not have a body"));
+    }
+    if uri.scheme().is_some() || uri.path_and_query().is_some_and(|p| !p.as_str().is_empty()) {
+        return Err(Error::Malformed("CONNECT takes a host and a port, not a URL"));
+    }
+    let text = uri.authority().map_or("", |a| a.as_str());
+    Authority::parse(text, None).map_err(|_| Error::Malformed("CONNECT takes a host and a port, as in example.org:443"))
+}
+
+/// Decides on a tunnel and, if it may be, leaves the promise with `downstream`.
+///
+/// # Errors
+/// Why there is no tunnel.
+pub async fn open(
+    downstream: &Downstream,
+    authority: Authority,
+    user: Option<Arc<str>>,
+    record: &mut Record,
+) -> Result<Response<Answer>, Error> {
+    let proxy = &downstream.proxy;
+    if !proxy.settings.connect_ports.contains(&authority.port) {
+        return Err(Error::PortDenied);
+    }
+    if let Some(destination) = proxy.destinations.governing(&authority.host) {
+        record.governed_by(destination.clone());
+        let tls = proxy.leaves.server_config(&authority.host).map_err(|e| {
+            tracing::warn!(host = %authority.host, "no leaf: {e}");
+            Error::NotCovered
+        })?;
+        downstream.promise(Plan::Intercept { authority, tls, user });
+        return Ok(established());
+    }
+    if proxy.settings.ungoverned == Ungoverned::Deny {
+        return Err(Error::HostDenied);
+    }
+    downstream.literal_allowed(&authority)?;
+    let started = Instant::now();
+    let origin = proxy.upstream.tunnel(&authority).await;
+    record.connected(started.elapsed());
+    let mut tunnel = Record::new(proxy.metrics.clone(), downstream.client, user, http::Method::CONNECT);
+    tunnel.target(None, &authority, "");
+    downstream.promise(Plan::Relay { origin: origin?, record: Box::new(tunnel) });
+    Ok(established())
+}
+
+/// Exactly 200: several clients take no other 2xx. The codec adds no length and no body to it.
+fn established() -> Response<Answer> {
+    let mut response = Response::new(Answer::text(""));
+    response.extensions_mut().insert(ReasonPhrase::from_static(b"Connection established"));
+    response
+}

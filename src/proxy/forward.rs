@@ -1,0 +1,232 @@
+//! The life of a request: queue and connect side by side, slot, dispatch, answer.
+//!
+//! Every guard that the request holds (its place in the queue, its connection, its slot) is a local of [`forward`]; a
+//! client that goes away drops the future, and with it all of them.
+
+use std::{sync::atomic::Ordering::Relaxed, time::Duration};
+
+use http::{Request, Response};
+use tokio::time::Instant;
+
+use crate::{
+    config::Ungoverned,
+    destination::Destination,
+    error::Error,
+    headers,
+    pacing::{
+        lane::{Call, Departure, Ticket},
+        pacer::Arrival,
+        queue::{Client, Urgency},
+        time::{LocalTime, nanos},
+    },
+    proxy::{Proxy, answer::Answer},
+    record::Record,
+    upstream::{
+        Target,
+        exchange::{AnswerBody, Outgoing, Ready, Unanswered},
+    },
+};
+
+/// An origin that sends nothing for this long, while nothing is sent to it either, is given up.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
+/// How often a request may come back unsent before it is given up: each time a connection broke at the worst moment.
+const UNSENT_LIMIT: usize = 3;
+
+/// What the client asks of the queue.
+#[derive(Clone, Copy, Debug)]
+pub struct Terms {
+    /// Whom to be fair to.
+    pub client: Client,
+    /// RFC 9218.
+    pub urgency: Urgency,
+    /// How long the client can wait, where it says so.
+    pub max_wait: Option<Duration>,
+}
+
+/// Sends a request on when its turn comes, and brings the answer.
+///
+/// # Errors
+/// Why it was not sent, or not answered.
+pub async fn forward(
+    proxy: &Proxy,
+    terms: Terms,
+    request: Request<Outgoing>,
+    target: Target,
+    record: &mut Record,
+) -> Result<Response<Answer>, Error> {
+    let max_wait = terms.max_wait.map_or(proxy.settings.max_wait, |w| w.min(proxy.settings.max_wait));
+    match proxy.destinations.governing(&target.authority.host).cloned() {
+        Some(destination) => {
+            record.governed_by(destination.clone());
+            if destination.config().dry_run {
+                destination.dispatched_dry(max_wait);
+                return unpaced(proxy, request, &target, record).await;
+            }
+            paced(proxy, &destination, terms, max_wait, request, &target, record).await
+        }
+        None if proxy.settings.ungoverned == Ungoverned::Deny => Err(Error::HostDenied),
+        None => unpaced(proxy, request, &target, record).await,
+    }
+}
+
+async fn paced(
+    proxy: &Proxy,
+    destination: &Destination,
+    terms: Terms,
+    max_wait: Duration,
+    mut request: Request<Outgoing>,
+    target: &Target,
+    record: &mut Record,
+) -> Result<Response<Answer>, Error> {
+    let arrived = LocalTime::now();
+    let arrival = Arrival {
+        client: terms.client,
+        urgency: terms.urgency,
+        deadline: arrived.plus(nanos(max_wait)),
+    };
+    let mut ticket = destination.lane(&target.authority.host)?.enter(arrival).map_err(Error::Paced)?;
+    let mut unsent = 0;
+    loop {
+        let (departure, ready) = turn(proxy, target, ticket, record, unsent > 0).await?;
+        destination.dispatched(&departure, arrived);
+        record.queued();
+        match exchange(request, ready, record).await {
+            Ok((response, ready)) => return Ok(answer(response, ready, Some(departure), record)),
+            Err(Unanswered::Failed(e)) => return Err(e),
+            Err(Unanswered::Unsent(back)) => {
+                unsent += 1;
+                if unsent > UNSENT_LIMIT {
+                    return Err(Error::Terminated);
+                }
+                request = *back;
+                ticket = departure.recall();
+            }
+        }
+    }
+}
+
+/// Waits for this request's turn, its connection being made ready meanwhile. With `fresh` the connection is a new one:
+/// one from the pool has just turned out to be dead.
+async fn turn(
+    proxy: &Proxy,
+    target: &Target,
+    mut ticket: Ticket,
+    record: &mut Record,
+    mut fresh: bool,
+) -> Result<(Departure, Ready), Error> {
+    let mut held: Option<Ready> = None;
+    let mut told = fresh;
+    loop {
+        if held.is_none() && told {
+            held = Some(connect(proxy, target, &mut ticket, record, fresh).await?);
+            ticket.ready();
+        }
+        let call = match &mut held {
+            None => ticket.next().await,
+            // A connection may be closed while its request waits; then another is made, without losing the place.
+            Some(ready) => tokio::select! {
+                biased;
+                call = ticket.next() => call,
+                () = ready.ended() => {
+                    ticket.unready();
+                    (held, fresh) = (None, true);
+                    continue;
+                }
+            },
+        };
+        match call.map_err(Error::Paced)? {
+            Call::Connect => told = true,
+            Call::Go(pass) => match held.take().and_then(Ready::if_alive) {
+                None => {
+                    ticket = pass.reconnect();
+                    (told, fresh) = (true, true);
+                }
+                Some(ready) => match pass.depart() {
+                    Ok(departure) => return Ok((departure, ready)),
+                    Err(stale) => {
+                        ticket = stale;
+                        held = Some(ready);
+                    }
+                },
+            },
+        }
+    }
+}
+
+/// Makes the connection ready, unless the request is refused first.
+async fn connect(
+    proxy: &Proxy,
+    target: &Target,
+    ticket: &mut Ticket,
+    record: &mut Record,
+    fresh: bool,
+) -> Result<Ready, Error> {
+    if let Some(ready) = (!fresh).then(|| proxy.upstream.idle(target)).flatten() {
+        return Ok(ready);
+    }
+    let started = Instant::now();
+    let refused = async {
+        loop {
+            // Nothing else is said to a request that is not ready.
+            if let Err(refusal) = ticket.next().await {
+                return Error::Paced(refusal);
+            }
+        }
+    };
+    let made = tokio::select! {
+        made = proxy.upstream.fresh(target) => made,
+        refusal = refused => Err(refusal),
+    };
+    record.connected(started.elapsed());
+    made
+}
+
+/// A request that needs no slot.
+async fn unpaced(
+    proxy: &Proxy,
+    mut request: Request<Outgoing>,
+    target: &Target,
+    record: &mut Record,
+) -> Result<Response<Answer>, Error> {
+    let mut ready = proxy.upstream.ready(target).await?;
+    for _ in 0..=UNSENT_LIMIT {
+        match exchange(request, ready, record).await {
+            Ok((response, ready)) => return Ok(answer(response, ready, None, record)),
+            Err(Unanswered::Failed(e)) => return Err(e),
+            Err(Unanswered::Unsent(back)) => request = *back,
+        }
+        ready = proxy.upstream.fresh(target).await?;
+    }
+    Err(Error::Terminated)
+}
+
+/// Sends the request and waits for the head of the answer. As long as the request's body moves, the origin has time.
+async fn exchange(
+    request: Request<Outgoing>,
+    ready: Ready,
+    record: &Record,
+) -> Result<(Response<hyper::body::Incoming>, Ready), Unanswered> {
+    let sent = record.sent();
+    let mut answer = std::pin::pin!(ready.send(request));
+    let mut before = sent.load(Relaxed);
+    loop {
+        match tokio::time::timeout(ANSWER_DEADLINE, answer.as_mut()).await {
+            Ok(outcome) => return outcome,
+            Err(_) if sent.load(Relaxed) == before => return Err(Unanswered::Failed(Error::ResponseTimeout)),
+            Err(_) => before = sent.load(Relaxed),
+        }
+    }
+}
+
+fn answer(
+    response: Response<hyper::body::Incoming>,
+    ready: Ready,
+    departure: Option<Departure>,
+    record: &mut Record,
+) -> Response<Answer> {
+    record.answered(response.status());
+    let (mut head, body) = response.into_parts();
+    headers::strip_response(&mut head.headers);
+    head.version = http::Version::HTTP_11;
+    Response::from_parts(head, Answer::origin(AnswerBody::new(body, ready), departure))
+}

@@ -1,0 +1,158 @@
+//! One record for each request and each tunnel: the access line and the counters come from the same value.
+//!
+//! A record is made when the request head has been read and is dropped when the last byte of the answer is gone or
+//! the client is, whichever comes first; the drop writes the line. Queries are left out: they hold keys and tokens.
+
+use std::{
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    time::Duration,
+};
+
+use http::{Method, StatusCode};
+use tokio::time::Instant;
+
+use crate::{
+    authority::Authority,
+    destination::Destination,
+    error::Error,
+    metrics::Metrics,
+    upstream::Scheme,
+};
+
+/// The longest path that a line shows, in bytes.
+const PATH_SHOWN: usize = 512;
+
+/// What is known of a request so far.
+#[derive(Debug)]
+pub struct Record {
+    metrics: Arc<Metrics>,
+    client: IpAddr,
+    user: Option<Arc<str>>,
+    method: Method,
+    scheme: Option<Scheme>,
+    authority: Option<Authority>,
+    path: Box<str>,
+    destination: Option<Arc<Destination>>,
+    started: Instant,
+    queued: Option<Duration>,
+    connected: Option<Duration>,
+    first_byte: Option<Duration>,
+    status: Option<StatusCode>,
+    outcome: &'static str,
+    sent: Arc<AtomicU64>,
+    received: u64,
+}
+
+impl Record {
+    /// A request of `client` has been read.
+    pub fn new(metrics: Arc<Metrics>, client: IpAddr, user: Option<Arc<str>>, method: Method) -> Self {
+        Record {
+            metrics,
+            client,
+            user,
+            method,
+            scheme: None,
+            authority: None,
+            path: "".into(),
+            destination: None,
+            started: Instant::now(),
+            queued: None,
+            connected: None,
+            first_byte: None,
+            status: None,
+            outcome: "client_gone",
+            sent: Arc::default(),
+            received: 0,
+        }
+    }
+
+    /// Whom it is for.
+    pub fn target(&mut self, scheme: Option<Scheme>, authority: &Authority, path: &str) {
+        self.scheme = scheme;
+        self.authority = Some(authority.clone());
+        let mut end = path.len().min(PATH_SHOWN);
+        while !path.is_char_boundary(end) {
+            end -= 1;
+        }
+        self.path = path[..end].into();
+    }
+
+    /// Which destination governs it.
+    pub fn governed_by(&mut self, destination: Arc<Destination>) {
+        self.destination = Some(destination);
+    }
+
+    /// Its turn came.
+    pub fn queued(&mut self) {
+        self.queued = Some(self.started.elapsed());
+    }
+
+    /// Its connection took so long to make ready.
+    pub fn connected(&mut self, took: Duration) {
+        *self.connected.get_or_insert_default() += took;
+    }
+
+    /// The answer's head is there.
+    pub fn answered(&mut self, status: StatusCode) {
+        self.first_byte = Some(self.started.elapsed());
+        self.status = Some(status);
+        if let Some(destination) = &self.destination {
+            destination.figures().responded(status);
+        }
+    }
+
+    /// So many bytes of the answer's body, or of a tunnel towards the client, went by.
+    pub fn received(&mut self, bytes: u64) {
+        self.received += bytes;
+    }
+
+    /// Where bytes of the request's body, or of a tunnel towards the origin, are counted.
+    pub fn sent(&self) -> Arc<AtomicU64> {
+        self.sent.clone()
+    }
+
+    /// It was answered whole.
+    pub fn complete(&mut self) {
+        self.outcome = "ok";
+    }
+
+    /// It was answered by us, or its answer broke off.
+    pub fn failed(&mut self, error: &Error, status: Option<StatusCode>) {
+        self.outcome = error.reason();
+        self.status = status.or(self.status);
+    }
+}
+
+impl Drop for Record {
+    fn drop(&mut self) {
+        let total = self.started.elapsed();
+        let destination = self.destination.as_ref().map_or("", |d| &**d.figures().name());
+        match &self.destination {
+            Some(d) => d.figures().answered(self.outcome),
+            None => self.metrics.request("", self.outcome),
+        }
+        let scheme = self.scheme.map_or("tunnel", Scheme::as_str);
+        let authority = self.authority.as_ref().map(ToString::to_string).unwrap_or_default();
+        let seconds = |d: Option<Duration>| d.map(|d| (d.as_secs_f64() * 1e6).round() / 1e6);
+        tracing::info!(
+            target: "access",
+            client = %self.client,
+            user = self.user.as_deref(),
+            method = %self.method,
+            url = %format_args!("{scheme}://{authority}{}", self.path.escape_default()),
+            destination,
+            status = self.status.map(|s| s.as_u16()),
+            outcome = self.outcome,
+            queue_s = seconds(self.queued),
+            connect_s = seconds(self.connected),
+            first_byte_s = seconds(self.first_byte),
+            total_s = seconds(Some(total)),
+            sent = self.sent.load(Relaxed),
+            received = self.received,
+        );
+    }
+}

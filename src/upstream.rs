@@ -1,0 +1,128 @@
+//! Towards the origin: a connection is first made [`Ready`], resolved, connected and past its TLS handshake, and then
+//! carries one request at a time. Of pacing this module knows nothing.
+//!
+//! A connection is driven by whoever holds it: the task of the request that uses it, or the pool's. No task of its own
+//! stands between the origin's bytes and the client's.
+
+pub mod dial;
+pub mod exchange;
+pub mod pool;
+pub mod stream;
+
+use std::{sync::Arc, time::Duration};
+
+use crate::{
+    authority::Authority,
+    config,
+    error::Error,
+    policy::Reach,
+    upstream::{
+        dial::Dialer,
+        exchange::Ready,
+        pool::Pool,
+        stream::Stream,
+    },
+};
+
+/// DNS, TCP and TLS together may take this long.
+const READY_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Plain or TLS, the connection's half of a URL's scheme.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scheme {
+    /// `http`
+    Http,
+    /// `https`
+    Https,
+}
+
+impl Scheme {
+    /// The port that a URL of this scheme means when it names none.
+    pub fn default_port(self) -> u16 {
+        match self {
+            Scheme::Http => 80,
+            Scheme::Https => 443,
+        }
+    }
+
+    /// As it stands in a URL.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Scheme::Http => "http",
+            Scheme::Https => "https",
+        }
+    }
+}
+
+/// Whom a request is for.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Target {
+    /// Whether TLS is spoken.
+    pub scheme: Scheme,
+    /// Host and port.
+    pub authority: Authority,
+}
+
+/// Makes connections and keeps those that are idle.
+#[derive(Debug)]
+pub struct Upstream {
+    dialer: Dialer,
+    pool: Arc<Pool>,
+}
+
+impl Upstream {
+    /// With the roots and overrides of the configuration; `reach` says which addresses may be dialled.
+    ///
+    /// # Errors
+    /// A file with roots cannot be read, or no root is to be had at all. The text says which and what to do.
+    pub fn new(config: &config::Upstream, reach: Reach) -> Result<Self, String> {
+        Ok(Upstream { dialer: Dialer::new(config, reach)?, pool: Pool::start() })
+    }
+
+    /// Whether the operator listed this address, by itself or in `resolve`.
+    pub fn is_listed(&self, ip: std::net::IpAddr, authority: &Authority) -> bool {
+        self.dialer.is_listed(ip, authority)
+    }
+
+    /// An idle connection to `target`, if there is one that still lives.
+    pub fn idle(&self, target: &Target) -> Option<Ready> {
+        self.pool.take(target)
+    }
+
+    /// A connection to `target` that a request can be written to: an idle one, or a new one.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub async fn ready(&self, target: &Target) -> Result<Ready, Error> {
+        match self.idle(target) {
+            Some(ready) => Ok(ready),
+            None => self.fresh(target).await,
+        }
+    }
+
+    /// A new connection to `target`.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub async fn fresh(&self, target: &Target) -> Result<Ready, Error> {
+        let made = async {
+            let stream = self.dialer.stream(target).await?;
+            Ready::handshake(stream, target.clone(), self.pool.clone()).await
+        };
+        tokio::time::timeout(READY_DEADLINE, made).await.unwrap_or(Err(Error::ConnectTimeout))
+    }
+
+    /// A bare TCP connection, for a tunnel that is not looked into.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub async fn tunnel(&self, authority: &Authority) -> Result<tokio::net::TcpStream, Error> {
+        let target = Target { scheme: Scheme::Http, authority: authority.clone() };
+        match tokio::time::timeout(READY_DEADLINE, self.dialer.stream(&target)).await {
+            Ok(Ok(Stream::Plain(tcp))) => Ok(tcp),
+            Ok(Ok(Stream::Tls(_))) => Err(Error::Tls),
+            Ok(Err(e)) => Err(e),
+            Err(_) => Err(Error::ConnectTimeout),
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! From an authority to a byte stream: resolve, check the address, connect, and speak TLS.
+//!
+//! The address that is checked is the one that is dialled: the resolver hands on only addresses that may be reached,
+//! and hyper-util's connector races those (happy eyeballs, RFC 8305). Entries of `resolve` are the operator's word and
+//! are not checked.
+
+use std::{
+    collections::BTreeMap,
+    error::Error as StdError,
+    fmt, io,
+    net::{IpAddr, SocketAddr},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use http::Uri;
+use hyper_util::client::legacy::connect::{HttpConnector, dns::Name};
+use rustls::{
+    ClientConfig, RootCertStore,
+    pki_types::{CertificateDer, ServerName, pem::PemObject as _},
+};
+use tokio_rustls::TlsConnector;
+use tower_service::Service;
+
+use crate::{
+    authority::{Authority, Host},
+    config,
+    error::Error,
+    policy::Reach,
+    upstream::{Scheme, Target, stream::Stream},
+};
+
+/// How long the resolver may take.
+const DNS_DEADLINE: Duration = Duration::from_secs(5);
+/// How many addresses of a name are tried.
+const ADDRESSES_TRIED: usize = 4;
+/// How long the first address family is given before the other is tried too (RFC 8305 section 5).
+const HAPPY_EYEBALLS: Duration = Duration::from_millis(250);
+
+/// Opens streams to origins.
+#[derive(Debug)]
+pub struct Dialer {
+    tls: Arc<ClientConfig>,
+    overrides: BTreeMap<Authority, Authority>,
+    reach: Reach,
+}
+
+impl Dialer {
+    /// Reads the roots.
+    ///
+    /// # Errors
+    /// A file cannot be read, or there is no root at all.
+    pub fn new(config: &config::Upstream, reach: Reach) -> Result<Self, String> {
+        let roots = roots(config)?;
+        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
+        let mut tls = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|e| e.to_string())?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        tls.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Dialer { tls: Arc::new(tls), overrides: config.resolve.clone(), reach })
+    }
+
+    /// Whether the operator listed this address, by itself or in `resolve`.
+    pub fn is_listed(&self, ip: IpAddr, authority: &Authority) -> bool {
+        self.reach.is_listed(ip) || self.overrides.contains_key(authority)
+    }
+
+    /// A stream to `target`, TLS included.
+    ///
+    /// # Errors
+    /// Why there is none.
+    pub async fn stream(&self, target: &Target) -> Result<Stream, Error> {
+        let tcp = self.connect(&target.authority).await?;
+        if target.scheme == Scheme::Http {
+            return Ok(Stream::Plain(tcp));
+        }
+        let name = match &target.authority.host {
+            Host::Name(name) => ServerName::try_from(name.to_string()).map_err(|_| Error::Malformed("the host is no name that TLS can verify; use its real name"))?,
+            Host::Ip(ip) => ServerName::from(*ip),
+        };
+        let tls = TlsConnector::from(self.tls.clone()).connect(name, tcp).await.map_err(|e| of_tls(&e))?;
+        Ok(Stream::Tls(Box::new(tls)))
+    }
+
+    async fn connect(&self, authority: &Authority) -> Result<tokio::net::TcpStream, Error> {
+        let (dialled, trusted) = match self.overrides.get(authority) {
+            Some(instead) => (instead, true),
+            None => (authority, false),
+        };
+        if let (Host::Ip(ip), false) = (&dialled.host, trusted) {
+            self.reach.check(SocketAddr::new(*ip, dialled.port))?;
+        }
+        let uri = Uri::builder().scheme("http").authority(dialled.to_string()).path_and_query("/").build();
+        let uri = uri.map_err(|_| Error::Malformed("the host cannot be dialled; use its real name"))?;
+        let reach = (!trusted).then(|| self.reach.clone());
+        let mut connector = HttpConnector::new_with_resolver(Checked { reach, port: dialled.port });
+        connector.set_nodelay(true);
+        connector.set_happy_eyeballs_timeout(Some(HAPPY_EYEBALLS));
+        let io = connector.call(uri).await.map_err(|e| of_connect(&e))?;
+        Ok(io.into_inner())
+    }
+}
+
+fn roots(config: &config::Upstream) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    let system = rustls_native_certs::load_native_certs();
+    roots.add_parsable_certificates(system.certs);
+    if roots.is_empty() {
+        // A container without a system store, say. These are Mozilla's roots as of the crate's release.
+        roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
+    }
+    if let Some(file) = &config.extra_roots {
+        let wrong = |e: &dyn fmt::Display| format!("upstream.extra_roots: {}: {e}; name a file of PEM certificates", file.display());
+        let before = roots.len();
+        for cert in CertificateDer::pem_file_iter(file).map_err(|e| wrong(&e))? {
+            roots.add(cert.map_err(|e| wrong(&e))?).map_err(|e| wrong(&e))?;
+        }
+        if roots.len() == before {
+            return Err(wrong(&"no certificate in it"));
+        }
+    }
+    Ok(roots)
+}
+
+/// The system's resolver, handing on only what may be reached.
+#[derive(Clone)]
+struct Checked {
+    /// `None` for entries of `resolve`.
+    reach: Option<Reach>,
+    port: u16,
+}
+
+impl Service<Name> for Checked {
+    type Response = std::vec::IntoIter<SocketAddr>;
+    type Error = Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Error>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, name: Name) -> Self::Future {
+        let Checked { reach, port } = self.clone();
+        Box::pin(async move {
+            // The trailing dot keeps the resolver from trying the machine's search domains.
+            let absolute = if name.as_str().contains('.') { format!("{}.", name.as_str()) } else { name.as_str().to_owned() };
+            let found = tokio::time::timeout(DNS_DEADLINE, tokio::net::lookup_host((absolute.as_str(), port))).await;
+            let found: Vec<SocketAddr> = found.map_err(|_| Error::DnsTimeout)?.map_err(|_| Error::Dns)?.collect();
+            let Some(reach) = reach else { return Ok(found.into_iter()) };
+            let mut denied = None;
+            let mut allowed = Vec::with_capacity(found.len());
+            for address in found {
+                match reach.check(address) {
+                    Ok(()) => allowed.push(address),
+                    Err(e) => denied = Some(e),
+                }
+            }
+            allowed.truncate(ADDRESSES_TRIED);
+            if allowed.is_empty() { Err(denied.unwrap_or(Error::Dns)) } else { Ok(allowed.into_iter()) }
+        })
+    }
+}
+
+/// Finds the cause of a failed connection in its chain of sources.
+fn of_connect(e: &(dyn StdError + 'static)) -> Error {
+    let mut cause = Some(e);
+    while let Some(c) = cause {
+        if let Some(ours) = c.downcast_ref::<Error>() {
+            return *ours;
+        }
+        if let Some(io) = c.downcast_ref::<io::Error>() {
+            return match io.kind() {
+                io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => Error::ConnectRefused,
+                io::ErrorKind::TimedOut => Error::ConnectTimeout,
+                _ => Error::Unreachable,
+            };
+        }
+        cause = c.source();
+    }
+    Error::Unreachable
+}
+
+fn of_tls(e: &io::Error) -> Error {
+    match e.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+        Some(rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented) => Error::Certificate,
+        Some(_) => Error::Tls,
+        None => Error::Tls,
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.reason())
+    }
+}
+
+impl StdError for Error {}

@@ -1,0 +1,230 @@
+//! One request and its answer on one ready connection.
+//!
+//! The connection is polled by the task that waits for the answer and later by the one that reads its body, in turn
+//! with them. So a request crosses from its client's socket to its origin's without a task switch, and dropping the
+//! exchange at any point closes the connection: a half-used one is never seen again.
+
+use std::{
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+    task::{Context, Poll, Waker, ready},
+};
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::{Body, Frame, SizeHint};
+use hyper::{
+    body::Incoming,
+    client::conn::http1::{Builder, Connection, SendRequest},
+};
+use hyper_util::rt::TokioIo;
+
+use crate::{
+    error::Error,
+    upstream::{Target, pool::Pool, stream::Stream},
+};
+
+/// The body of a request on its way to an origin, its bytes counted as they go.
+#[derive(Debug)]
+pub struct Outgoing {
+    incoming: Incoming,
+    sent: Arc<AtomicU64>,
+}
+
+impl Outgoing {
+    /// The body that a client sends; the bytes handed on are added to `sent`.
+    pub fn new(incoming: Incoming, sent: Arc<AtomicU64>) -> Self {
+        Outgoing { incoming, sent }
+    }
+}
+
+impl Body for Outgoing {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let frame = ready!(Pin::new(&mut self.incoming).poll_frame(cx));
+        if let Some(data) = frame.as_ref().and_then(|f| f.as_ref().ok()).and_then(Frame::data_ref) {
+            self.sent.fetch_add(data.len() as u64, Relaxed);
+        }
+        Poll::Ready(frame)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
+    }
+}
+
+type Wire = Connection<TokioIo<Stream>, Outgoing>;
+
+/// A connection that a request can be written to.
+#[derive(Debug)]
+pub struct Ready {
+    sender: SendRequest<Outgoing>,
+    /// `None` once the connection has ended.
+    wire: Option<Box<Wire>>,
+    target: Target,
+    pool: Arc<Pool>,
+}
+
+/// A request that was not answered.
+#[derive(Debug)]
+pub enum Unanswered {
+    /// Nothing of it was written; here it is back.
+    Unsent(Box<Request<Outgoing>>),
+    /// Some of it may have been written: it must not be sent again.
+    Failed(Error),
+}
+
+impl Ready {
+    /// Speaks HTTP/1.1 on a stream.
+    ///
+    /// # Errors
+    /// The stream is broken.
+    pub async fn handshake(stream: Stream, target: Target, pool: Arc<Pool>) -> Result<Self, Error> {
+        let made = Builder::new()
+            .preserve_header_case(true)
+            .max_headers(128)
+            .max_buf_size(256 * 1024)
+            .handshake(TokioIo::new(stream))
+            .await;
+        let (sender, wire) = made.map_err(|_| Error::Terminated)?;
+        Ok(Ready { sender, wire: Some(Box::new(wire)), target, pool })
+    }
+
+    /// Whom it leads to.
+    pub fn target(&self) -> &Target {
+        &self.target
+    }
+
+    /// Whether the origin has not closed it, as far as this machine knows.
+    pub fn is_alive(&mut self) -> bool {
+        self.poll_end(&mut Context::from_waker(Waker::noop())).is_pending()
+    }
+
+    /// Itself, if it is alive.
+    pub fn if_alive(mut self) -> Option<Self> {
+        self.is_alive().then_some(self)
+    }
+
+    /// Resolves when the connection ends.
+    pub async fn ended(&mut self) {
+        std::future::poll_fn(|cx| self.poll_end(cx)).await;
+    }
+
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(wire) = &mut self.wire else { return Poll::Ready(()) };
+        // An error ends it as well as a close does; why does not matter to a request that has not been sent.
+        let _ = ready!(Pin::new(&mut **wire).poll(cx));
+        self.wire = None;
+        Poll::Ready(())
+    }
+
+    /// Sends a request and waits for the head of its answer.
+    ///
+    /// # Errors
+    /// Nothing of the request was written, and it comes back; or it may have been, and the connection is gone.
+    pub async fn send(mut self, request: Request<Outgoing>) -> Result<(Response<Incoming>, Ready), Unanswered> {
+        let mut answer = std::pin::pin!(self.sender.try_send_request(request));
+        let outcome = std::future::poll_fn(|cx| {
+            let _ = self.poll_end(cx);
+            answer.as_mut().poll(cx)
+        })
+        .await;
+        match outcome {
+            Ok(response) => Ok((response, self)),
+            Err(mut e) => Err(match e.take_message() {
+                Some(request) => Unanswered::Unsent(Box::new(request)),
+                None => Unanswered::Failed(of_hyper(e.error())),
+            }),
+        }
+    }
+
+    /// Back to the pool, if it can take another request.
+    fn release(mut self) {
+        // Lets the connection see that the exchange is over; then it says whether it is ready for the next.
+        if self.is_alive() && self.sender.is_ready() {
+            let pool = self.pool.clone();
+            pool.put(self);
+        }
+    }
+}
+
+/// The body of an answer, and the connection it comes on.
+#[derive(Debug)]
+pub struct AnswerBody {
+    incoming: Incoming,
+    ready: Option<Ready>,
+}
+
+impl AnswerBody {
+    /// The body of the answer that came on `ready`.
+    pub fn new(incoming: Incoming, ready: Ready) -> Self {
+        AnswerBody { incoming, ready: Some(ready) }
+    }
+}
+
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        let this = &mut *self;
+        if let Some(ready) = &mut this.ready {
+            let _ = ready.poll_end(cx);
+        }
+        let frame = ready!(Pin::new(&mut this.incoming).poll_frame(cx));
+        Poll::Ready(match frame {
+            Some(Ok(frame)) => Some(Ok(frame)),
+            Some(Err(e)) => {
+                this.ready = None;
+                Some(Err(of_hyper(&e)))
+            }
+            None => {
+                if let Some(ready) = this.ready.take() {
+                    ready.release();
+                }
+                None
+            }
+        })
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.incoming.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.incoming.size_hint()
+    }
+}
+
+impl Drop for AnswerBody {
+    fn drop(&mut self) {
+        // A body of known length is not read past its last byte: its end is seen here.
+        if self.incoming.is_end_stream()
+            && let Some(ready) = self.ready.take()
+        {
+            ready.release();
+        }
+    }
+}
+
+fn of_hyper(e: &hyper::Error) -> Error {
+    if e.is_parse() || e.is_parse_status() {
+        Error::BadResponse
+    } else if e.is_timeout() {
+        Error::ResponseTimeout
+    } else {
+        Error::Terminated
+    }
+}
