@@ -67,7 +67,16 @@ pub struct Downstream {
     /// Inside a tunnel: what it was opened for, and who opened it.
     pub pinned: Option<Pinned>,
     /// What a CONNECT on this connection was promised: carried out once the 200 is sent.
-    pub plan: Mutex<Option<Plan>>,
+    pub plan: Mutex<Option<Promise>>,
+}
+
+/// What the 200 to a CONNECT promised.
+#[derive(Debug)]
+pub struct Promise {
+    /// What to do.
+    pub plan: Plan,
+    /// Ends with the tunnel.
+    pub record: Option<Record>,
 }
 
 /// What a tunnel was opened for.
@@ -102,6 +111,13 @@ impl Downstream {
         let is_connect = request.method() == Method::CONNECT;
         let outcome = self.carry(request, &mut record).await;
         Ok(match outcome {
+            // A tunnel's record ends with the tunnel, any other with the body of its answer.
+            Ok(response) if is_connect => {
+                if let Some(promise) = &mut *self.plan.lock().unwrap_or_else(PoisonError::into_inner) {
+                    promise.record = Some(record);
+                }
+                response
+            }
             Ok(mut response) => {
                 response.body_mut().record(record);
                 response
@@ -196,7 +212,7 @@ impl Downstream {
 
     /// Leaves word of what to do once the answer to a CONNECT is sent.
     pub fn promise(&self, plan: Plan) {
-        *self.plan.lock().unwrap_or_else(PoisonError::into_inner) = Some(plan);
+        *self.plan.lock().unwrap_or_else(PoisonError::into_inner) = Some(Promise { plan, record: None });
     }
 
     /// Whether there is something to do.
@@ -205,7 +221,7 @@ impl Downstream {
     }
 
     /// What was promised, if anything.
-    pub fn promised(&self) -> Option<Plan> {
+    pub fn promised(&self) -> Option<Promise> {
         self.plan.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }

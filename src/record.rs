@@ -120,6 +120,11 @@ impl Record {
         self.outcome = "ok";
     }
 
+    /// It ended otherwise, for this reason.
+    pub fn broke_off(&mut self, reason: &'static str) {
+        self.outcome = reason;
+    }
+
     /// It was answered by us, or its answer broke off.
     pub fn failed(&mut self, error: &Error, status: Option<StatusCode>) {
         self.outcome = error.reason();
@@ -131,11 +136,14 @@ impl Drop for Record {
     fn drop(&mut self) {
         let total = self.started.elapsed();
         let destination = self.destination.as_ref().map_or("", |d| &**d.figures().name());
+        // What goes on inside a tunnel is counted by itself; the tunnel counts only where it was refused.
+        let opened = self.method == Method::CONNECT && self.status.is_none();
         match &self.destination {
+            _ if opened => {}
             Some(d) => d.figures().answered(self.outcome),
             None => self.metrics.request("", self.outcome),
         }
-        let scheme = self.scheme.map_or("tunnel", Scheme::as_str);
+        let scheme = self.scheme.map_or(String::new(), |s| format!("{}://", s.as_str()));
         let authority = self.authority.as_ref().map(ToString::to_string).unwrap_or_default();
         let seconds = |d: Option<Duration>| d.map(|d| (d.as_secs_f64() * 1e6).round() / 1e6);
         tracing::info!(
@@ -143,7 +151,7 @@ impl Drop for Record {
             client = %self.client,
             user = self.user.as_deref(),
             method = %self.method,
-            url = %format_args!("{scheme}://{authority}{}", self.path.escape_default()),
+            url = %format_args!("{scheme}{authority}{}", self.path.escape_default()),
             destination,
             status = self.status.map(|s| s.as_u16()),
             outcome = self.outcome,

@@ -34,13 +34,8 @@ pub enum Plan {
         /// Who opened it.
         user: Option<Arc<str>>,
     },
-    /// Pass bytes to this connection.
-    Relay {
-        /// Connected already.
-        origin: TcpStream,
-        /// Ends with the tunnel.
-        record: Box<Record>,
-    },
+    /// Pass bytes to this connection, which is there already.
+    Relay(TcpStream),
 }
 
 /// Reads authority-form (RFC 9112 section 3.2.3). A `Host` field is not looked at: many clients send none, or another.
@@ -90,9 +85,7 @@ pub async fn open(
     let started = Instant::now();
     let origin = proxy.upstream.tunnel(&authority).await;
     record.connected(started.elapsed());
-    let mut tunnel = Record::new(proxy.metrics.clone(), downstream.client, user, http::Method::CONNECT);
-    tunnel.target(None, &authority, "");
-    downstream.promise(Plan::Relay { origin: origin?, record: Box::new(tunnel) });
+    downstream.promise(Plan::Relay(origin?));
     Ok(established())
 }
 

@@ -19,7 +19,8 @@ use crate::{
     authority::Host,
     downstream,
     drain::Signal,
-    proxy::{Downstream, Pinned, Proxy, connect::Plan},
+    proxy::{Downstream, Pinned, Promise, Proxy, connect::Plan},
+    record::Record,
     upstream::Scheme,
 };
 
@@ -31,14 +32,15 @@ const RELAY_BUFFER: usize = 32 * 1024;
 const TLS_HANDSHAKE: u8 = 0x16;
 
 /// Carries out what a CONNECT was promised, on the client's connection and what was already read from it.
-pub async fn run(outer: &Downstream, plan: Plan, client: TcpStream, early: Bytes, drain: Signal) {
+pub async fn run(outer: &Downstream, promise: Promise, client: TcpStream, early: Bytes, drain: Signal) {
     let _open = outer.proxy.metrics.tunnel();
-    match plan {
-        Plan::Relay { mut origin, mut record } => {
+    let mut record = promise.record;
+    match promise.plan {
+        Plan::Relay(mut origin) => {
             let mut client = Early { early, stream: client };
             let both = tokio::io::copy_bidirectional_with_sizes(&mut client, &mut origin, RELAY_BUFFER, RELAY_BUFFER);
             // A reset by either side is an ordinary end of a tunnel.
-            if let Ok((sent, received)) = both.await {
+            if let (Ok((sent, received)), Some(record)) = (both.await, &mut record) {
                 record.sent().store(sent, std::sync::atomic::Ordering::Relaxed);
                 record.received(received);
                 record.complete();
@@ -52,16 +54,21 @@ pub async fn run(outer: &Downstream, plan: Plan, client: TcpStream, early: Bytes
                     let accepted = tokio::time::timeout(HANDSHAKE_DEADLINE, TlsAcceptor::from(tls).accept(client)).await;
                     let stream = match accepted {
                         Ok(Ok(stream)) => stream,
-                        Ok(Err(e)) => return handshake_failed(&outer.proxy, &authority.host, &e),
+                        Ok(Err(e)) => {
+                            record.iter_mut().for_each(|r| r.broke_off("handshake_failed"));
+                            return handshake_failed(&outer.proxy, &authority.host, &e);
+                        }
                         Err(_) => return,
                     };
                     let sni = stream.get_ref().1.server_name().map(Host::parse);
                     // A name that is no host name cannot be the tunnel's.
                     let Ok(sni) = sni.transpose() else { return };
                     serve(outer, pinned(Scheme::Https, sni), stream, drain).await;
+                    record.iter_mut().for_each(Record::complete);
                 }
                 Some(letter) if letter.is_ascii_uppercase() => {
                     serve(outer, pinned(Scheme::Http, None), client, drain).await;
+                    record.iter_mut().for_each(Record::complete);
                 }
                 Some(_) => {
                     tracing::info!(host = %authority.host, "tunnel refused: the client speaks neither TLS nor HTTP/1.1");

@@ -23,7 +23,7 @@ use tokio::sync::{mpsc, watch};
 use self::{
     address::Address,
     error::{Reason, StoreError},
-    session::{Prepared, RESERVE_TYPES, Session, Wire},
+    session::{Prepared, Session, Wire},
     sql::Table,
 };
 use crate::{
@@ -32,7 +32,7 @@ use crate::{
     pacing::{
         clock::ClockBounds,
         cursor::{Ask, Granted},
-        time::{LocalTime, Nanos, StoreTime, duration},
+        time::{LocalTime, duration},
     },
 };
 
@@ -50,7 +50,7 @@ pub struct Postgres {
     key_prefix: String,
     sessions: watch::Receiver<Option<Arc<Session>>>,
     lost: mpsc::Sender<(Arc<Session>, StoreError)>,
-    clock: Mutex<ClockBounds>,
+    clock: Arc<Mutex<ClockBounds>>,
     was_up: Arc<AtomicBool>,
     metrics: Arc<Metrics>,
 }
@@ -65,11 +65,12 @@ impl Postgres {
         let (publish, sessions) = watch::channel(None);
         let (lost, losses) = mpsc::channel(16);
         let was_up = Arc::new(AtomicBool::new(false));
+        let clock = Arc::new(Mutex::new(ClockBounds::default()));
         let store = Arc::new(Postgres {
             key_prefix: config.key_prefix.clone(),
             sessions,
             lost,
-            clock: Mutex::default(),
+            clock: clock.clone(),
             was_up: was_up.clone(),
             metrics: metrics.clone(),
         });
@@ -80,6 +81,7 @@ impl Postgres {
             key_prefix: config.key_prefix.clone(),
             publish,
             losses,
+            clock,
             was_up,
             metrics,
         };
@@ -117,7 +119,7 @@ impl Postgres {
         let Some(session) = session else { return Err(StoreError::new(Reason::Away, "no connection to Postgres")) };
         ask.lead = self.with_clock(|c| c.lead());
         let sent = LocalTime::now();
-        let reply = tokio::time::timeout(CALL_DEADLINE, run_reserve(&session, key, &ask)).await;
+        let reply = tokio::time::timeout(CALL_DEADLINE, session.reserve(key, &ask)).await;
         let received = LocalTime::now();
         let outcome = reply.unwrap_or_else(|_| Err(StoreError::new(Reason::Timeout, "no reply from Postgres")));
         self.metrics.store_call(duration(received.since(sent)), outcome.as_ref().err().map(|e| e.reason().label()));
@@ -141,25 +143,6 @@ impl Postgres {
     }
 }
 
-async fn run_reserve(session: &Session, key: &str, ask: &Ask) -> Result<Granted, StoreError> {
-    let span = ask.interval.saturating_mul(Nanos::from(ask.slots));
-    let floor = ask.floor.map(|t| t.0);
-    let row = match &session.reserve {
-        Prepared::Named(statement) => {
-            session.client.query_one(&**statement, &[&key, &span, &ask.lead, &floor, &ask.horizon]).await?
-        }
-        Prepared::Unnamed(text) => {
-            let [k, s, l, f, h] = RESERVE_TYPES;
-            let params: [(&(dyn tokio_postgres::types::ToSql + Sync), _); 5] =
-                [(&key, k), (&span, s), (&ask.lead, l), (&floor, f), (&ask.horizon, h)];
-            let rows = session.client.query_typed(text, &params).await?;
-            rows.into_iter().next().ok_or_else(|| StoreError::new(Reason::Other, "the reservation returned no row"))?
-        }
-    };
-    let (end, now): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
-    Ok(Granted { now: StoreTime(now), start: StoreTime(end.saturating_sub(span)), slots: ask.slots, interval: ask.interval })
-}
-
 /// Keeps one session, and makes another when it is lost.
 struct Keeper {
     address: Address,
@@ -168,6 +151,7 @@ struct Keeper {
     key_prefix: String,
     publish: watch::Sender<Option<Arc<Session>>>,
     losses: mpsc::Receiver<(Arc<Session>, StoreError)>,
+    clock: Arc<Mutex<ClockBounds>>,
     was_up: Arc<AtomicBool>,
     metrics: Arc<Metrics>,
 }
@@ -179,6 +163,9 @@ impl Keeper {
         while !self.publish.is_closed() {
             match session::open(&self.address, &self.table, self.own_table).await {
                 Ok((session, mut wire)) => {
+                    for (sent, received, now) in &session.clock {
+                        self.clock.lock().unwrap_or_else(PoisonError::into_inner).observe(*sent, *received, *now);
+                    }
                     let session = Arc::new(session);
                     tracing::info!(pooled = matches!(session.reserve, Prepared::Unnamed(_)), "store up");
                     pause = RECONNECT_FIRST;

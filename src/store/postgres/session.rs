@@ -12,11 +12,16 @@ use tokio::{
 };
 use tokio_postgres::{
     Client, NoTls, Statement,
-    config::{Host, TargetSessionAttrs},
+    config::Host,
     tls::MakeTlsConnect,
-    types::Type,
+    types::{ToSql, Type},
 };
 use tokio_postgres_rustls::MakeRustlsConnect;
+
+use crate::pacing::{
+    cursor::{Ask, Granted},
+    time::{LocalTime, Nanos, SECOND, StoreTime},
+};
 
 use super::{
     address::Address,
@@ -29,6 +34,9 @@ const CONNECT_DEADLINE: Duration = Duration::from_secs(3);
 /// Unacknowledged data ends a connection after this long, and so does an idle peer that is gone.
 const DEAD_PEER: Duration = Duration::from_secs(5);
 
+/// How often the store's clock is looked at when a session begins, so that its first slots are mapped well.
+const CLOCK_SAMPLES: usize = 3;
+
 /// A usable connection.
 #[derive(Debug)]
 pub struct Session {
@@ -36,6 +44,8 @@ pub struct Session {
     pub client: Client,
     /// How the reservation is run.
     pub reserve: Prepared,
+    /// What the store's clock showed while the session was examined: sent, received, and its now.
+    pub clock: Vec<(LocalTime, LocalTime, StoreTime)>,
 }
 
 /// The task that moves a session's bytes. It ends when the connection does, with the error if there was one.
@@ -51,7 +61,7 @@ pub enum Prepared {
 }
 
 /// What the reservation's parameters are.
-pub const RESERVE_TYPES: [Type; 5] = [Type::TEXT, Type::INT8, Type::INT8, Type::INT8, Type::INT8];
+const RESERVE_TYPES: [Type; 5] = [Type::TEXT, Type::INT8, Type::INT8, Type::INT8, Type::INT8];
 
 /// Connects to the first server of the address that will do.
 ///
@@ -115,25 +125,65 @@ async fn open_one(address: &Address, at: usize, table: &Table, own_table: bool) 
             (client, wire, seen == Some(i32::from(ours)))
         }
     };
-    if config.get_target_session_attrs() == TargetSessionAttrs::ReadWrite {
-        let row = client.query_typed("SELECT current_setting('transaction_read_only') = 'on'", &[]).await?;
-        if row.first().is_some_and(|r| r.get(0)) {
-            return Err(StoreError::new(Reason::ReadOnly, "the server accepts no writes"));
-        }
-    }
     if own_table {
         make_table(&client, table).await?;
     }
-    let reserve = sql::reserve(table, !direct);
+    let text = sql::reserve(table, !direct);
     let reserve = if direct {
         client.batch_execute(&sql::session_settings()).await?;
-        Prepared::Named(Box::new(client.prepare_typed(&reserve, &RESERVE_TYPES).await?))
+        Prepared::Named(Box::new(client.prepare_typed(&text, &RESERVE_TYPES).await?))
     } else {
-        // Also finds out that the table fits, as preparing does above.
-        client.query_typed(&format!("SELECT cache_key, value, expires FROM {} LIMIT 0", table.quoted()), &[]).await?;
-        Prepared::Unnamed(reserve)
+        Prepared::Unnamed(text)
     };
-    Ok((Session { client, reserve }, wire))
+    let mut session = Session { client, reserve, clock: Vec::new() };
+    session.rehearse().await?;
+    for _ in 0..CLOCK_SAMPLES {
+        let sent = LocalTime::now();
+        let rows = session.client.query_typed(sql::CLOCK, &[]).await?;
+        let now = rows.first().map_or(Ok(0), |r| r.try_get(0))?;
+        session.clock.push((sent, LocalTime::now(), StoreTime(now)));
+    }
+    Ok((session, wire))
+}
+
+impl Session {
+    /// Takes slots: one statement, one round trip.
+    ///
+    /// # Errors
+    /// Why there are none; the cursor may have moved all the same.
+    pub async fn reserve(&self, key: &str, ask: &Ask) -> Result<Granted, StoreError> {
+        let span = ask.interval.saturating_mul(Nanos::from(ask.slots));
+        let floor = ask.floor.map(|t| t.0);
+        let row = match &self.reserve {
+            Prepared::Named(statement) => {
+                self.client.query_one(&**statement, &[&key, &span, &ask.lead, &floor, &ask.horizon]).await?
+            }
+            Prepared::Unnamed(text) => {
+                let [k, s, l, f, h] = RESERVE_TYPES;
+                let params: [(&(dyn ToSql + Sync), _); 5] =
+                    [(&key, k), (&span, s), (&ask.lead, l), (&floor, f), (&ask.horizon, h)];
+                let rows = self.client.query_typed(text, &params).await?;
+                rows.into_iter().next().ok_or_else(|| StoreError::new(Reason::Other, "the reservation returned no row"))?
+            }
+        };
+        let (end, now): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
+        Ok(Granted {
+            now: StoreTime(now),
+            start: StoreTime(end.saturating_sub(span)),
+            slots: ask.slots,
+            interval: ask.interval,
+        })
+    }
+
+    /// Runs a reservation and takes it back. A table that does not fit, a missing privilege and a server that only
+    /// reads show here and not at the first request, which besides finds the server's caches warm.
+    async fn rehearse(&self) -> Result<(), StoreError> {
+        self.client.batch_execute("BEGIN").await?;
+        let ask = Ask { slots: 1, interval: 1, lead: 0, floor: None, horizon: SECOND };
+        let outcome = self.reserve(sql::REHEARSAL_KEY, &ask).await;
+        self.client.batch_execute("ROLLBACK").await?;
+        outcome.map(drop)
+    }
 }
 
 async fn backend_pid(client: &Client) -> Result<i32, StoreError> {

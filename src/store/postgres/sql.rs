@@ -77,6 +77,12 @@ pub fn reserve(table: &Table, pooled: bool) -> String {
     )
 }
 
+/// The store's clock: one row of int8 nanoseconds since the epoch.
+pub const CLOCK: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000000)::int8";
+
+/// The key of a reservation that is only tried and taken back. No destination can have it: its names have no blank.
+pub const REHEARSAL_KEY: &str = "paceline rehearsal";
+
 /// Makes our own table. Never run for an adopted one.
 ///
 /// The free half of each page is for heap-only updates.
