@@ -2,3 +2,14 @@
 //! One binary, one module a theme; what they stand on is in `bed`.
 
 mod bed;
+mod bulk;
+mod ceiling;
+mod clients;
+mod destinations;
+mod drain;
+mod metrics;
+mod queue;
+mod refusals;
+mod shared_cache;
+mod start;
+mod store;

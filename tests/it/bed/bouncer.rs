@@ -75,3 +75,21 @@ impl Bouncer {
         url(self.address)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pooler_reaches_the_cluster_and_keeps_no_session() {
+        let postgres = Postgres::start();
+        let sql = Sql::connect(&Bouncer::before(&postgres).url()).unwrap();
+        sql.run("CREATE TABLE seen AS SELECT 1");
+        assert_eq!(postgres.sql().number("SELECT count(*) FROM seen"), 1);
+        // What tokio-postgres prepares by name in one transaction is gone in the next, if the pooler does its part.
+        assert!(
+            (0..9).any(|_| sql.rows("SELECT 1", &[]).is_err()),
+            "named statements survive: no transaction pooling"
+        );
+    }
+}

@@ -1,12 +1,7 @@
 //! Workers as their owners run them: programs of other languages, in processes of their own, that know of the proxy
 //! through the environment alone.
 
-use std::{
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    process::Command,
-    time::Duration,
-};
+use std::{net::SocketAddr, path::PathBuf, process::Command, time::Duration};
 
 use super::{await_until::await_until, process::Process, recipe::Site};
 
@@ -20,8 +15,10 @@ pub struct Worker {
 impl Worker {
     /// Starts a worker that will fetch `count` times with ids `NAME-0`, `NAME-1`, ... and waits until it is ready to.
     pub fn start(site: &Site, name: &str, proxy: SocketAddr, url: &str, count: usize) -> Worker {
-        let mut command = python("fetch.py");
-        command.args([name, &count.to_string(), url]);
+        let mut command = bare("/usr/bin/python3");
+        command
+            .arg(python_script("fetch.py"))
+            .args([name, &count.to_string(), url]);
         command
             .env("HTTPS_PROXY", format!("http://{proxy}"))
             .env("REQUESTS_CA_BUNDLE", site.root());
@@ -56,15 +53,9 @@ impl Worker {
     }
 }
 
-/// A script under `tests/it/py`, run by Debian's own Python, for which `tests/run` installs the libraries.
-pub fn python(script: &str) -> Command {
-    let mut command = bare("/usr/bin/python3");
-    command.arg(
-        Path::new(env!("CARGO_MANIFEST_DIR"))
-            .join("tests/it/py")
-            .join(script),
-    );
-    command
+/// A script under `tests/it/py`. To be run by Debian's own Python, for which `tests/run` installs the libraries.
+pub fn python_script(name: &str) -> String {
+    format!("{}/tests/it/py/{name}", env!("CARGO_MANIFEST_DIR"))
 }
 
 /// A command with nothing in its environment but the search path.
