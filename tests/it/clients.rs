@@ -1,15 +1,18 @@
 //! Real clients, unchanged, with nothing but the environment that `paceline env` prints.
 
-use std::process::{Command, Output};
+use std::{process::Command, time::Duration};
 
 use crate::bed::{
     origin::{Origin, pattern},
+    process::{Outcome, run_to_end},
     recipe::{Recipe, Site},
     replica::{Replica, run_paceline},
     worker::{bare, node_folder, python_script},
 };
 
 const HOST: &str = "lh3.googleusercontent.com";
+/// For one fetch by one program, which has a start-up to get through.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A replica, and the text that its operator would paste into a worker's shell.
 struct Scene {
@@ -29,12 +32,8 @@ impl Scene {
         // The replica took any port; `env` reads the port from the file.
         let config = recipe.listen(replica.proxy()).write(&site, "as-bound");
         let printed = run_paceline(site.path(), &["env", "--config", &config.to_string_lossy()]);
-        assert!(
-            printed.status.success(),
-            "{}",
-            String::from_utf8_lossy(&printed.stderr)
-        );
-        let exports = String::from_utf8(printed.stdout).expect("export lines are text");
+        assert!(printed.status.success(), "{}", printed.stderr);
+        let exports = printed.text();
         Scene {
             origin,
             exports,
@@ -44,27 +43,18 @@ impl Scene {
     }
 
     /// Runs a program in a shell that has evaluated the export lines and knows nothing else.
-    fn run(&self, program: &[&str]) -> Output {
+    fn run(&self, program: &[&str]) -> Outcome {
         let mut shell: Command = bare("/bin/sh");
-        shell
-            .args(["-c", r#"eval "$1"; shift; exec "$@""#, "sh", &self.exports])
-            .args(program);
-        shell
-            .current_dir(self.site.path())
-            .output()
-            .expect("/bin/sh can be run")
+        shell.args(["-c", r#"eval "$1"; shift; exec "$@""#, "sh", &self.exports]);
+        shell.args(program).current_dir(self.site.path());
+        run_to_end(shell, PATIENCE)
     }
 
-    fn expect_pattern(&self, output: &Output, length: usize) {
-        let stderr = String::from_utf8_lossy(&output.stderr);
-        assert!(
-            output.status.success(),
-            "{}: {stderr}\nwith\n{}",
-            output.status,
-            self.exports
-        );
+    fn expect_pattern(&self, output: &Outcome, length: usize) {
+        let (status, said) = (output.status, &output.stderr);
+        assert!(status.success(), "{status}: {said}\nwith\n{}", self.exports);
         let expected: Vec<u8> = pattern(length as u64).flatten().collect();
-        assert_eq!(output.stdout, expected, "{stderr}");
+        assert_eq!(output.stdout, expected, "{said}");
     }
 }
 
@@ -121,7 +111,7 @@ fn a_client_that_does_not_trust_the_ca_gets_nothing_and_takes_no_slot() {
         &without_ca,
         &format!("https://{HOST}/b/1?id=x"),
     ]);
-    let refused = shell.output().expect("/bin/sh can be run");
+    let refused = run_to_end(shell, PATIENCE);
     assert_eq!(
         refused.status.code(),
         Some(60),

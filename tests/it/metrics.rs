@@ -1,6 +1,11 @@
 //! `/metrics` and its neighbours: every name of the contract is there, moves with the traffic, and names no host.
 
+use std::time::Duration;
+
 use crate::bed::{
+    await_until::await_until,
+    certs::client_tls,
+    client::Browser,
     origin::Origin,
     postgres::Postgres,
     recipe::{Recipe, Site},
@@ -8,6 +13,9 @@ use crate::bed::{
 };
 
 const HOST: &str = "lh3.googleusercontent.com";
+
+/// The label of what these tests send.
+const HERE: &str = "destination=\"google_image\"";
 
 /// What the contract promises at any time after the first request.
 const NAMES: &[&str] = &[
@@ -42,7 +50,7 @@ const NAMES: &[&str] = &[
 #[test]
 fn every_name_of_the_contract_is_there_and_counts_what_happened() {
     let (postgres, origin, site) = (Postgres::start(), Origin::tls(&[HOST]), Site::new());
-    let elsewhere = Origin::plain(&["elsewhere.test"]);
+    let elsewhere = Origin::tls(&["elsewhere.test"]);
     let recipe = Recipe::new()
         .store(&postgres.url())
         .destination("google_image", &["*.googleusercontent.com"], "20.0")
@@ -61,24 +69,26 @@ fn every_name_of_the_contract_is_there_and_counts_what_happened() {
             status
         );
     }
-    assert_eq!(
-        replica
-            .session("elsewhere.test")
-            .get("http://elsewhere.test/b/1")
-            .unwrap()
-            .status(),
-        200
-    );
-    let after = replica.scrape();
+    // An ungoverned tunnel, open while we look.
+    let root = client_tls(elsewhere.root().expect("a TLS origin").as_bytes());
+    let mut passing = Browser::new(replica.proxy(), "elsewhere.test", root)
+        .tunnel()
+        .unwrap();
+    assert_eq!(passing.get("/b/1").unwrap().status(), 200);
+    // A request is counted when its body has ended, which the client may see a moment earlier.
+    let after = await_until("ten requests are counted", Duration::from_secs(5), || {
+        let scrape = replica.scrape();
+        (scrape.sum("paceline_requests_total", &[HERE])? >= 10.0).then_some(scrape)
+    });
 
     let missing: Vec<_> = NAMES.iter().filter(|name| !after.has(name)).collect();
     assert!(missing.is_empty(), "missing: {missing:?}");
 
-    let here = "destination=\"google_image\"";
     let moved = |name: &str, labels: &[&str]| {
-        let labels: Vec<&str> = labels.iter().copied().chain([here]).collect();
+        let labels: Vec<&str> = labels.iter().copied().chain([HERE]).collect();
         after.sum(name, &labels).unwrap_or(0.0) - before.sum(name, &labels).unwrap_or(0.0)
     };
+    assert_eq!(moved("paceline_requests_total", &[]), 10.0);
     assert_eq!(
         moved("paceline_dispatches_total", &["mode=\"shared\""]),
         10.0
@@ -93,16 +103,16 @@ fn every_name_of_the_contract_is_there_and_counts_what_happened() {
     );
     assert_eq!(moved("paceline_wait_seconds_count", &[]), 10.0);
     assert_eq!(moved("paceline_slot_lateness_seconds_count", &[]), 10.0);
-    assert_eq!(after.sum("paceline_ceiling_rate", &[here]), Some(20.0));
-    assert_eq!(after.sum("paceline_queue_depth", &[here]), Some(0.0));
+    assert_eq!(after.sum("paceline_ceiling_rate", &[HERE]), Some(20.0));
+    assert_eq!(after.sum("paceline_queue_depth", &[HERE]), Some(0.0));
     let gap = after
-        .sum("paceline_smallest_gap_seconds", &[here])
+        .sum("paceline_smallest_gap_seconds", &[HERE])
         .unwrap_or(0.0);
     assert!(
         (0.030..=0.100).contains(&gap),
         "a smallest gap of {gap} s at 20/s"
     );
-    let busiest = after.sum("paceline_busiest_second", &[here]).unwrap_or(0.0);
+    let busiest = after.sum("paceline_busiest_second", &[HERE]).unwrap_or(0.0);
     assert!(
         (9.0..=21.0).contains(&busiest),
         "a busiest second of {busiest} after ten requests"

@@ -5,6 +5,7 @@ use std::{fs, os::unix::fs::PermissionsExt, path::Path, process::Command, time::
 use rustix::process::Signal;
 
 use crate::bed::{
+    process::run_to_end,
     recipe::{Recipe, Site},
     replica::{Replica, paceline, run_paceline},
     worker::bare,
@@ -46,7 +47,7 @@ fn with_nothing_at_all_it_serves_makes_a_ca_and_prints_the_export_lines() {
         "sh",
         &replica.stdout(),
     ]);
-    let said = String::from_utf8(shell.output().expect("/bin/sh can be run").stdout).expect("text");
+    let said = run_to_end(shell, Duration::from_secs(10)).text();
     let (proxy, bundle) = said.split_once(' ').expect("two values");
     assert_eq!(proxy, "http://127.0.0.1:3128");
     assert!(
@@ -89,9 +90,9 @@ fn ca_init_never_overwrites_and_show_and_bundle_print_the_root() {
     ca("init");
     assert_eq!(certs(&site), first);
     let root = String::from_utf8(first[0].clone()).expect("PEM");
-    let shown = String::from_utf8(ca("show").stdout).expect("text");
+    let shown = ca("show").text();
     assert!(shown.contains(root.trim()), "{shown}");
-    let bundle = String::from_utf8(ca("bundle").stdout).expect("PEM");
+    let bundle = ca("bundle").text();
     assert!(
         bundle.contains(root.trim()) && bundle.matches("BEGIN CERTIFICATE").count() > 20,
         "no system roots"
@@ -110,13 +111,15 @@ fn every_mistake_is_reported_at_once_with_its_line() {
             site.path(),
             &[command, "--config", &config.to_string_lossy()],
         );
-        let stderr = String::from_utf8_lossy(&said.stderr).into_owned();
+        let stderr = said.stderr;
         let expected = if command == "check" { 1 } else { 2 };
         assert_eq!(said.status.code(), Some(expected), "{command}: {stderr}");
         for (key, line) in [("max_wait", "3"), ("max_weight", "4"), ("rate", "8")] {
-            let found = stderr
-                .lines()
-                .any(|said| said.contains(key) && said.contains(line));
+            // As editors read it (`file:3:`) or as people do (`line 3`).
+            let places = [format!(":{line}:"), format!("line {line}")];
+            let names =
+                |said: &str| said.contains(key) && places.iter().any(|place| said.contains(place));
+            let found = stderr.lines().any(names);
             assert!(
                 found,
                 "{command} does not report {key} in line {line}:\n{stderr}"
@@ -137,7 +140,7 @@ fn a_port_in_use_ends_the_start_with_one_clear_line() {
         .destination("d", &["*.test"], "7.0")
         .write(&site, "c");
     let said = run_paceline(site.path(), &["run", "--config", &config.to_string_lossy()]);
-    let stderr = String::from_utf8_lossy(&said.stderr).into_owned();
+    let stderr = said.stderr;
     assert_eq!(said.status.code(), Some(1), "{stderr}");
     assert!(stderr.contains(&taken.to_string()), "{stderr}");
 }

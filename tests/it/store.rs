@@ -56,7 +56,7 @@ fn nearly_all_updates_are_hot_in_a_table_with_an_index_on_expires() {
     let replica = Replica::start(&site, "r0", &recipe);
     fetch(&[replica.browser(&site, HOST)], 8, 75);
     assert_eq!(origin.timeline("w").count(), 600);
-    // Backends report their counts about once a second. At this rate a reservation may take several slots, so there may
+    // Postgres reports its counts about once a second. At this rate a reservation may take several slots, so there may
     // be fewer writes than fetches; the first one inserts.
     let (updates, hot) = await_until("the updates are counted", Duration::from_secs(10), || {
         let count = |what: &str| sql.number(&format!("SELECT {what} FROM pg_stat_user_tables"));
@@ -112,7 +112,7 @@ fn verify_full_encrypts_and_refuses_a_server_that_cannot_prove_its_name() {
             site.path(),
             &["check", "--config", &config.to_string_lossy()],
         );
-        let said = String::from_utf8_lossy(&check.stderr).into_owned();
+        let said = check.stderr;
         assert_eq!(check.status.code(), Some(1), "{case}: {said}");
         assert!(said.contains("certificate"), "{case}: {said}");
     }
@@ -216,7 +216,7 @@ fn without_its_store_a_replica_refuses_clearly_in_time_and_serves_when_the_store
         site.path(),
         &["check", "--config", &config.to_string_lossy()],
     );
-    let said = String::from_utf8_lossy(&check.stderr).into_owned();
+    let said = check.stderr;
     assert_eq!(check.status.code(), Some(1), "{said}");
     assert!(
         said.contains(&postgres.address().to_string()) && !said.contains("hunter2"),

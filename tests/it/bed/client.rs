@@ -212,14 +212,16 @@ impl Session {
         self.answer()
     }
 
-    /// What comes until the peer closes.
+    /// What comes until the peer closes. A reset is an end too: who closes on unread bytes resets (RFC 9112 section 9.6).
     ///
     /// # Errors
-    /// When it resets, or does not close in time.
+    /// When the peer does not close in time.
     pub fn rest(&mut self) -> io::Result<Vec<u8>> {
         let mut rest = Vec::new();
-        self.wire.read_to_end(&mut rest)?;
-        Ok(rest)
+        match self.wire.read_to_end(&mut rest) {
+            Err(fault) if fault.kind() != io::ErrorKind::ConnectionReset => Err(fault),
+            _ => Ok(rest),
+        }
     }
 }
 

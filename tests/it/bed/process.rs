@@ -129,6 +129,47 @@ fn read_lossy(path: &Path) -> String {
         .unwrap_or_default()
 }
 
+/// What a program that has ended leaves behind.
+pub struct Outcome {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// What it wrote to stdout, as it is.
+    pub stdout: Vec<u8>,
+    /// What it wrote to stderr, as text.
+    pub stderr: String,
+}
+
+impl Outcome {
+    /// Its stdout as text.
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.stdout).into_owned()
+    }
+}
+
+/// Runs a program to its end.
+///
+/// # Panics
+/// When it is missing or has not ended within `patience`.
+pub fn run_to_end(command: Command, patience: Duration) -> Outcome {
+    let logs = tempfile::tempdir().expect("a temporary folder");
+    let name = command
+        .get_program()
+        .to_string_lossy()
+        .rsplit('/')
+        .next()
+        .unwrap_or_default()
+        .to_owned();
+    let mut process =
+        Process::start(&name, logs.path(), command).unwrap_or_else(|fault| panic!("{fault}"));
+    let status = process.await_end(patience);
+    let stdout = std::fs::read(&process.stdout).expect("a file of our own");
+    Outcome {
+        status,
+        stdout,
+        stderr: process.stderr(),
+    }
+}
+
 /// The user that Postgres and pgbouncer run as when the test runs as root, which both refuse to be.
 #[derive(Clone, Copy)]
 pub struct Unprivileged {

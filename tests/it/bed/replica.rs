@@ -4,7 +4,7 @@ use std::{
     io,
     net::SocketAddr,
     path::Path,
-    process::{Command, ExitStatus, Output},
+    process::{Command, ExitStatus},
     time::Duration,
 };
 
@@ -15,7 +15,7 @@ use super::{
     certs::client_tls_from,
     client::{Answer, Browser, Session},
     metrics::Scrape,
-    process::Process,
+    process::{Outcome, Process, run_to_end},
     recipe::{Recipe, Site},
 };
 
@@ -39,11 +39,10 @@ pub fn paceline(arguments: &[&str]) -> Command {
 }
 
 /// Runs `paceline` to its end, in `dir`.
-pub fn run_paceline(dir: &Path, arguments: &[&str]) -> Output {
-    paceline(arguments)
-        .current_dir(dir)
-        .output()
-        .expect("the binary under test can be run")
+pub fn run_paceline(dir: &Path, arguments: &[&str]) -> Outcome {
+    let mut command = paceline(arguments);
+    command.current_dir(dir);
+    run_to_end(command, PATIENCE)
 }
 
 impl Replica {
