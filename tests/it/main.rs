@@ -9,6 +9,7 @@ mod destinations;
 mod drain;
 mod metrics;
 mod queue;
+mod ready;
 mod refusals;
 mod shared_cache;
 mod start;

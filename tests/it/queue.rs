@@ -150,6 +150,11 @@ fn clients_that_leave_cost_those_that_stay_nothing() {
         left
     });
     assert!(left > 200, "only {left} requests were given up");
+    await_until(
+        "nobody is left in the queue",
+        Duration::from_secs(5),
+        || (scene.replica.scrape().sum("paceline_queue_depth", &[])? == 0.0).then_some(()),
+    );
     let stayers = scene.origin.timeline("stayer");
     assert_eq!(stayers.count(), 84);
     assert!(
