@@ -28,9 +28,11 @@ pub struct Replica {
     admin: SocketAddr,
 }
 
-/// The command `paceline`, with an environment that says nothing about proxies or stores.
+/// The command `paceline`, with an environment that says nothing about proxies or stores. `$PACELINE_TEST_BINARY` puts
+/// another build (a release, say) in the place of the one that cargo made for the tests.
 pub fn paceline(arguments: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_paceline"));
+    let binary = std::env::var_os("PACELINE_TEST_BINARY");
+    let mut command = Command::new(binary.unwrap_or_else(|| env!("CARGO_BIN_EXE_paceline").into()));
     command
         .args(arguments)
         .env_clear()
