@@ -56,6 +56,8 @@ pub struct Proxy {
     pub proxy_protocol_from: Vec<ipnet::IpNet>,
     /// Who may connect; never empty.
     pub allow_clients: Vec<ClientRange>,
+    /// Whether we name ourselves in `Via`.
+    pub via: bool,
     /// Says that an open proxy (any client, no credentials, not on loopback) is meant.
     pub open: bool,
     /// The longest that a request may wait, over queue, connect and re-sends; up to an hour.

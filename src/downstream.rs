@@ -19,7 +19,7 @@ use bytes::Bytes;
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf},
     time::{Instant, sleep, timeout},
 };
 
@@ -40,7 +40,7 @@ const LINGER_READS: usize = 64;
 
 /// What a stream that is not HTTP is told.
 pub const BAD_REQUEST: &[u8] = b"HTTP/1.1 400 Bad Request\r\nproxy-status: paceline; error=http_request_error\r\n\
-    content-type: text/plain\r\ncontent-length: 40\r\nconnection: close\r\n\r\npaceline: only TLS and HTTP/1.1 pass it\n";
+    content-type: text/plain\r\ncontent-length: 42\r\nconnection: close\r\n\r\npaceline: send valid HTTP/1.1, or TLS 1.2\n";
 
 /// What is left of a connection when HTTP on it is over.
 #[derive(Debug)]
@@ -73,7 +73,6 @@ where
         .half_close(false)
         .auto_date_header(false)
         .preserve_header_case(true)
-        .pipeline_flush(true)
         .max_headers(FIELD_LIMIT)
         .max_header_size(HEAD_LIMIT)
         .header_read_timeout(None)
@@ -83,11 +82,16 @@ where
     loop {
         tokio::select! {
             biased;
-            _ = &mut connection => {
+            ended = &mut connection => {
                 let parts = connection.into_parts();
-                let stream = parts.io.into_inner().stream;
+                let mut stream = parts.io.into_inner().stream;
                 if downstream.has_promise() {
                     return Some(Rest { stream, early: parts.read_buf });
+                }
+                // The codec answers only some of the heads that it cannot read, and nobody else has seen them.
+                if ended.is_err_and(|e| e.is_parse()) && phase.0.load(Relaxed) == HEAD {
+                    let _ = timeout(LINGER_DEADLINE, stream.write_all(BAD_REQUEST)).await;
+                    let _ = timeout(LINGER_DEADLINE, stream.shutdown()).await;
                 }
                 linger(stream).await;
                 return None;
@@ -137,6 +141,8 @@ const HEAD: u8 = 1;
 const BUSY: u8 = 2;
 /// All requests so far have been answered.
 const IDLE: u8 = 3;
+/// The codec has answered a head that it could not read.
+const SPOILT: u8 = 4;
 
 /// Marks a connection as busy until it is dropped, which is when the last byte of the answer has been handed over.
 #[derive(Debug)]
@@ -173,8 +179,16 @@ impl<I: AsyncRead + Unpin> AsyncRead for Watched<I> {
     }
 }
 
+impl<I> Watched<I> {
+    /// Bytes that go out between a head's first byte and its request are the codec's own, or the rest of an answer.
+    fn writing(&self) {
+        let _ = self.phase.0.compare_exchange(HEAD, SPOILT, Relaxed, Relaxed);
+    }
+}
+
 impl<I: AsyncWrite + Unpin> AsyncWrite for Watched<I> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        self.writing();
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
 
@@ -183,6 +197,7 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Watched<I> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        self.writing();
         Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
     }
 

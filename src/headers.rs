@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use http::{
-    HeaderMap, HeaderName, HeaderValue,
-    header::{CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE},
+    HeaderMap, HeaderName, HeaderValue, Version,
+    header::{CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE, VIA},
 };
 
 use crate::{error::Error, pacing::queue::Urgency};
@@ -65,6 +65,19 @@ fn strip(headers: &mut HeaderMap, doomed: impl Fn(&HeaderName) -> bool) {
         }
     }
     *headers = kept;
+}
+
+/// Adds ourselves to `Via` (RFC 9110 section 7.6.3). All replicas go by one name: a request that comes back to any of
+/// them goes in a circle.
+pub fn add_via(headers: &mut HeaderMap, version: Version) {
+    let via = if version == Version::HTTP_10 { "1.0 paceline" } else { "1.1 paceline" };
+    headers.append(VIA, HeaderValue::from_static(via));
+}
+
+/// Whether a request has passed one of us already.
+pub fn has_passed_us(headers: &HeaderMap) -> bool {
+    let hops = headers.get_all(VIA).iter().filter_map(|v| v.to_str().ok()).flat_map(|v| v.split(','));
+    hops.filter_map(|hop| hop.split_whitespace().nth(1)).any(|by| by.eq_ignore_ascii_case("paceline"))
 }
 
 /// The urgency of RFC 9218: the `u` parameter of `Priority`, 0 to 7; 3 where it is absent or malformed (section 4).
@@ -136,6 +149,15 @@ mod tests {
         strip_request(&mut h);
         let names: Vec<_> = h.keys().map(HeaderName::as_str).collect();
         assert_eq!(names, ["accept", "x-first", "content-length", "host", "x-empty", "transfer-encoding", "x-last"]);
+    }
+
+    #[test]
+    fn our_own_via_is_known_again_among_others() {
+        let mut h = map(&[("via", "1.0 fred, 1.1 p.example.net (paceline)")]);
+        assert!(!has_passed_us(&h));
+        add_via(&mut h, Version::HTTP_11);
+        assert!(has_passed_us(&h));
+        assert!(has_passed_us(&map(&[("via", "1.1 a, HTTP/1.1 PaceLine (x), 1.1 b")])));
     }
 
     #[test]

@@ -143,6 +143,9 @@ impl Downstream {
                     Some(pinned) => pinned.user.clone(),
                     None => self.authenticate(request.headers())?,
                 };
+                if headers::has_passed_us(request.headers()) {
+                    return Err(Error::Loop);
+                }
                 if self.proxy.destinations.governing(&target.authority.host).is_none() {
                     self.literal_allowed(&target.authority)?;
                 }
@@ -151,7 +154,11 @@ impl Downstream {
                     urgency: headers::urgency(request.headers()),
                     max_wait: headers::max_wait(request.headers())?,
                 };
-                let request = outgoing(request, &target, record.sent())?;
+                let version = request.version();
+                let mut request = outgoing(request, &target, record.sent())?;
+                if self.proxy.settings.via {
+                    headers::add_via(request.headers_mut(), version);
+                }
                 forward::forward(&self.proxy, terms, request, target, record).await
             }
         }

@@ -34,7 +34,7 @@ pub fn init<'a>(
     let outcome = ca::init(dir, &constraints, SystemTime::now())?;
     let mut text = describe(&outcome);
     text.push('\n');
-    text.push_str(&show(dir)?);
+    text.push_str(&in_words(dir)?);
     Ok(text)
 }
 
@@ -72,11 +72,22 @@ pub fn describe(outcome: &Outcome) -> String {
     text
 }
 
-/// `paceline ca show`: both certificates in words.
+/// `paceline ca show`: both certificates in words, as comments, and the root as PEM: what is printed is a file that
+/// clients can trust.
 ///
 /// # Errors
 /// Those of [`Issuer::load`], and a `ca.pem` that is there but cannot be read.
 pub fn show(dir: &Path) -> Result<String, CaError> {
+    let mut text: String = in_words(dir)?.lines().map(|line| format!("# {line}\n")).collect();
+    let path = Files::new(dir).path(ROOT_CERTIFICATE);
+    if path.exists() {
+        let root = fs::read_to_string(&path).map_err(|source| CaError::Io { action: "read", path, source })?;
+        text.push_str(&root);
+    }
+    Ok(text)
+}
+
+fn in_words(dir: &Path) -> Result<String, CaError> {
     let issuer = Issuer::load(dir)?;
     let mut text = String::new();
     match dir.join(ROOT_CERTIFICATE).exists() {

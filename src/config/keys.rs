@@ -11,6 +11,7 @@ pub const GROUPS: &[Group] = &[
             "proxy_protocol_from",
             "allow_clients",
             "open",
+            "via",
             "max_wait",
             "max_connections",
             "drain",

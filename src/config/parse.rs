@@ -135,6 +135,7 @@ fn read_proxy(top: &Section<'_, '_>) -> Proxy {
             .map(|list| list.iter().map(|(_, range)| *range).collect())
             .unwrap_or(default::ALLOW_CLIENTS.to_vec()),
         open: proxy.read("open", value::boolean).unwrap_or(false),
+        via: proxy.read("via", value::boolean).unwrap_or(true),
         max_wait: proxy
             .read("max_wait", |v| value::duration(v, MAX_WAIT))
             .unwrap_or(default::MAX_WAIT),

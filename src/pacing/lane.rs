@@ -199,6 +199,8 @@ async fn drive(lane: Arc<Lane>) {
             core.armed
         };
         let far = LocalTime(Nanos::MAX);
+        // Whatever the pacer says, a round of this loop lets the others run: it must never starve the call it waits for.
+        tokio::task::yield_now().await;
         tokio::select! {
             biased;
             reply = async { match call.as_mut() { Some(c) => c.await, None => std::future::pending().await } } => {

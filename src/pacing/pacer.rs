@@ -320,6 +320,8 @@ impl Pacer {
         while self.slots.front().is_some_and(|s| now > s.until) {
             self.slots.pop_front();
             self.voided += 1;
+            // A gap that a suspension made says nothing of the pace to come.
+            self.busy_since = None;
         }
         if let Some(dispatch) = self.dispatch(now) {
             return Some(dispatch);
@@ -335,7 +337,7 @@ impl Pacer {
     pub fn wake_at(&self) -> Option<LocalTime> {
         let slot = self.slots.front().filter(|_| !self.ready.is_empty() && self.has_room(0)).map(|s| s.at);
         let deadline = self.deadlines.first().map(|(t, _)| *t);
-        let store = self.retry_store_at.filter(|_| !self.ready.is_empty());
+        let store = self.retry_store_at.filter(|_| !self.ready.is_empty() && !self.reserving);
         let slow = self.connecting.first().filter(|_| self.near.len() < self.line.len()).map(|(t, _)| t.plus(SLOW_CONNECT));
         [slot, deadline, store, slow].into_iter().flatten().min()
     }
@@ -465,8 +467,9 @@ impl Pacer {
     fn refusal(&mut self, now: LocalTime, cause: Cause, patience: Nanos) -> Refusal {
         let end_of_line = self.predicted(now, self.line.len());
         let room_at = now.plus(end_of_line.since(now).saturating_sub(patience).max(0));
-        self.promise = self.promise.max(room_at).min(room_at.plus(PROMISE_CAP)).plus(self.spacing);
-        Refusal { cause, retry_after: self.promise.since(now) }
+        let retry_at = self.promise.max(room_at).min(room_at.plus(PROMISE_CAP));
+        self.promise = retry_at.plus(self.spacing);
+        Refusal { cause, retry_after: retry_at.since(now) }
     }
 
     /// How many requests wait.

@@ -29,6 +29,8 @@ use crate::{
 
 /// An origin that sends nothing for this long, while nothing is sent to it either, is given up.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
+/// A connection that has taken this long by a request's deadline is the reason for missing it.
+const SLOW_CONNECT: Duration = Duration::from_millis(900);
 /// How often a request may come back unsent before it is given up: each time a connection broke at the worst moment.
 const UNSENT_LIMIT: usize = 3;
 
@@ -91,7 +93,7 @@ async fn paced(
         destination.dispatched(&departure, arrived);
         record.queued();
         match exchange(request, ready, record).await {
-            Ok((response, ready)) => return Ok(answer(response, ready, Some(departure), record)),
+            Ok((response, ready)) => return Ok(answer(proxy, response, ready, Some(departure), record)),
             Err(Unanswered::Failed(e)) => return Err(e),
             Err(Unanswered::Unsent(back)) => {
                 unsent += 1;
@@ -177,8 +179,14 @@ async fn connect(
         made = proxy.upstream.fresh(target) => made,
         refusal = refused => Err(refusal),
     };
-    record.connected(started.elapsed());
-    made
+    let took = started.elapsed();
+    record.connected(took);
+    match made {
+        // A request is told to connect when it is near its turn: one whose connection then takes so long missed its
+        // turn for that, and not for the queue.
+        Err(Error::Paced(_)) if took >= SLOW_CONNECT => Err(Error::ConnectTimeout),
+        made => made,
+    }
 }
 
 /// A request that needs no slot.
@@ -191,7 +199,7 @@ async fn unpaced(
     let mut ready = proxy.upstream.ready(target).await?;
     for _ in 0..=UNSENT_LIMIT {
         match exchange(request, ready, record).await {
-            Ok((response, ready)) => return Ok(answer(response, ready, None, record)),
+            Ok((response, ready)) => return Ok(answer(proxy, response, ready, None, record)),
             Err(Unanswered::Failed(e)) => return Err(e),
             Err(Unanswered::Unsent(back)) => request = *back,
         }
@@ -219,6 +227,7 @@ async fn exchange(
 }
 
 fn answer(
+    proxy: &Proxy,
     response: Response<hyper::body::Incoming>,
     ready: Ready,
     departure: Option<Departure>,
@@ -227,6 +236,9 @@ fn answer(
     record.answered(response.status());
     let (mut head, body) = response.into_parts();
     headers::strip_response(&mut head.headers);
+    if proxy.settings.via {
+        headers::add_via(&mut head.headers, head.version);
+    }
     head.version = http::Version::HTTP_11;
     Response::from_parts(head, Answer::origin(AnswerBody::new(body, ready), departure))
 }

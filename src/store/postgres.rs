@@ -130,7 +130,7 @@ impl Postgres {
             }
             Err(e) => {
                 if e.ends_session() {
-                    let _ = self.lost.try_send((session, StoreError::new(e.reason(), e.to_string())));
+                    let _ = self.lost.try_send((session, e.again()));
                 }
                 Err(e)
             }

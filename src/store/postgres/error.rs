@@ -91,6 +91,16 @@ impl StoreError {
         self.reason
     }
 
+    /// The same, saying which server.
+    pub fn at(self, server: &str) -> Self {
+        StoreError { reason: self.reason, detail: format!("{server}: {}", self.detail) }
+    }
+
+    /// The same, for another who waits for the same session.
+    pub fn again(&self) -> Self {
+        StoreError { reason: self.reason, detail: self.detail.clone() }
+    }
+
     /// Whether the session is of no more use.
     pub fn ends_session(&self) -> bool {
         !matches!(self.reason, Reason::Locked | Reason::Away)

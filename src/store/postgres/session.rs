@@ -37,6 +37,9 @@ const DEAD_PEER: Duration = Duration::from_secs(5);
 /// How often the store's clock is looked at when a session begins, so that its first slots are mapped well.
 const CLOCK_SAMPLES: usize = 3;
 
+/// Postgres's own.
+const DEFAULT_PORT: u16 = 5432;
+
 /// A usable connection.
 #[derive(Debug)]
 pub struct Session {
@@ -74,17 +77,27 @@ pub async fn open(address: &Address, table: &Table, own_table: bool) -> Result<(
     for at in 0..address.config.get_hosts().len() {
         match tokio::time::timeout(CONNECT_DEADLINE, open_one(address, at, table, own_table)).await {
             Ok(Ok(session)) => return Ok(session),
-            Ok(Err(e)) => last = e,
-            Err(_) => last = StoreError::new(Reason::Timeout, "no reply while connecting"),
+            Ok(Err(e)) => last = e.at(&server(address, at)),
+            Err(_) => last = StoreError::new(Reason::Timeout, "no reply while connecting").at(&server(address, at)),
         }
     }
     Err(last)
 }
 
+/// Host and port, as they may be shown.
+fn server(address: &Address, at: usize) -> String {
+    let ports = address.config.get_ports();
+    let port = ports.get(at).or(ports.first()).copied().unwrap_or(DEFAULT_PORT);
+    match &address.config.get_hosts()[at] {
+        Host::Tcp(name) => format!("{name}:{port}"),
+        Host::Unix(dir) => format!("{}:{port}", dir.display()),
+    }
+}
+
 async fn open_one(address: &Address, at: usize, table: &Table, own_table: bool) -> Result<(Session, Wire), StoreError> {
     let config = &address.config;
     let ports = config.get_ports();
-    let port = ports.get(at).or(ports.first()).copied().unwrap_or(5432);
+    let port = ports.get(at).or(ports.first()).copied().unwrap_or(DEFAULT_PORT);
     let (client, wire, direct) = match &config.get_hosts()[at] {
         Host::Unix(dir) => {
             let stream = UnixStream::connect(dir.join(format!(".s.PGSQL.{port}"))).await?;
