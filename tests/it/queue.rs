@@ -2,7 +2,10 @@
 //! a replica that slept does not make up for it.
 
 use std::{
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        atomic::{AtomicBool, Ordering},
+        mpsc,
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -201,22 +204,30 @@ fn what_cannot_be_served_in_time_is_refused_at_once_with_a_true_retry_after() {
 fn retry_after_names_a_time_at_which_a_request_is_served() {
     let scene = Scene::new("max_wait = \"2s\"");
     let browser = scene.browser();
-    let mut tunnels: Vec<_> = (0..40).map(|_| browser.tunnel().unwrap()).collect();
-    for (n, tunnel) in tunnels.iter_mut().enumerate() {
-        tunnel.ask("GET", &format!("/b/1?id=full{n}"), &[]).unwrap();
-    }
-    // Twenty fit into 2 s at 10/s, and the last to ask is not among them.
-    let mut last = tunnels.pop().expect("forty tunnels");
-    let refused = last.answer().unwrap();
-    assert_eq!(refused.status(), 503, "{}", refused.text());
-    thread::sleep(Duration::from_secs(retry_after(&refused)));
-    let again = last.get("/b/1?id=again").unwrap();
-    assert_eq!(
-        again.status(),
-        200,
-        "came back after Retry-After, and was refused again: {}",
-        again.text()
-    );
+    let (answered, answers) = mpsc::channel();
+    thread::scope(|scope| {
+        for n in 0..40 {
+            let (mut tunnel, answered) = (browser.tunnel().unwrap(), answered.clone());
+            scope.spawn(move || {
+                let answer = tunnel.get(&format!("/b/1?id=full{n}")).unwrap();
+                // Nobody listens once a refusal has been found.
+                let _ = answered.send((answer, tunnel));
+            });
+        }
+        let refusal = answers
+            .iter()
+            .take(40)
+            .find(|(answer, _)| answer.status() == 503);
+        let (refused, mut tunnel) = refusal.expect("forty at 10/s do not fit in 2 s");
+        thread::sleep(Duration::from_secs(retry_after(&refused)));
+        let again = tunnel.get("/b/1?id=again").unwrap();
+        assert_eq!(
+            again.status(),
+            200,
+            "came back after Retry-After, and was refused again: {}",
+            again.text()
+        );
+    });
 }
 
 #[test]

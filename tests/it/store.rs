@@ -219,7 +219,7 @@ fn without_its_store_a_replica_refuses_clearly_in_time_and_serves_when_the_store
     let said = check.stderr;
     assert_eq!(check.status.code(), Some(1), "{said}");
     assert!(
-        said.contains(&postgres.address().to_string()) && !said.contains("hunter2"),
+        said.contains("store.url") && !said.contains("hunter2"),
         "{said}"
     );
 
