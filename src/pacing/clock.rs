@@ -39,7 +39,11 @@ pub enum Observed {
 impl ClockBounds {
     /// Takes in one call. `received` must not lie before `sent`.
     pub fn observe(&mut self, sent: LocalTime, received: LocalTime, now: StoreTime) -> Observed {
-        let new = Bounds { low: now.0.saturating_sub(received.0), high: now.0.saturating_sub(sent.0), at: received };
+        let new = Bounds {
+            low: now.0.saturating_sub(received.0),
+            high: now.0.saturating_sub(sent.0),
+            at: received,
+        };
         self.round_trip.add(received.since(sent).max(0));
         let Some(old) = self.bounds.map(|b| b.widened(received)) else {
             self.bounds = Some(new);
@@ -53,7 +57,11 @@ impl ClockBounds {
         }
         // How much later than the best reply so far this one came: what a slot must lie ahead not to be stale.
         self.excess.add(old.low.saturating_sub(new.low).max(0));
-        self.bounds = Some(Bounds { low: old.low.max(new.low), high: old.high.min(new.high), at: received });
+        self.bounds = Some(Bounds {
+            low: old.low.max(new.low),
+            high: old.high.min(new.high),
+            at: received,
+        });
         Observed::Steady
     }
 
@@ -72,7 +80,9 @@ impl ClockBounds {
     /// How far ahead of the store's now a slot must start for its reply to arrive in time: the lateness of replies
     /// beyond the best, smoothed, plus four times its variation (RFC 6298 section 2).
     pub fn lead(&self) -> Nanos {
-        self.excess.mean.saturating_add(self.excess.variation.saturating_mul(4))
+        self.excess
+            .mean
+            .saturating_add(self.excess.variation.saturating_mul(4))
     }
 
     /// The smoothed round trip of a call; zero before the first.
@@ -89,7 +99,11 @@ impl ClockBounds {
 impl Bounds {
     fn widened(self, now: LocalTime) -> Self {
         let by = (now.since(self.at).max(0) / 1_000_000).saturating_mul(DRIFT_PER_MILLION);
-        Bounds { low: self.low.saturating_sub(by), high: self.high.saturating_add(by), at: now.max(self.at) }
+        Bounds {
+            low: self.low.saturating_sub(by),
+            high: self.high.saturating_add(by),
+            at: now.max(self.at),
+        }
     }
 }
 
@@ -108,7 +122,11 @@ impl Smoothed {
             self.variation += (off - self.variation) / 4;
             self.mean += (sample - self.mean) / 8;
         } else {
-            *self = Smoothed { mean: sample, variation: sample / 2, seen: true };
+            *self = Smoothed {
+                mean: sample,
+                variation: sample / 2,
+                seen: true,
+            };
         }
     }
 }
@@ -125,17 +143,28 @@ mod tests {
         let mut c = ClockBounds::default();
         c.observe(LocalTime(1_000), LocalTime(3_000), StoreTime(1_000_000));
         // The store may have read its clock just before the reply arrived: a slot is mapped as if it had.
-        assert_eq!(c.to_local(StoreTime(1_000_500), LocalTime(3_000)), Some(LocalTime(3_500)));
+        assert_eq!(
+            c.to_local(StoreTime(1_000_500), LocalTime(3_000)),
+            Some(LocalTime(3_500))
+        );
     }
 
     #[test]
     fn a_step_of_the_stores_clock_starts_over() {
         let mut c = ClockBounds::default();
         let at = |s: i64| LocalTime(s * SECOND);
-        assert_eq!(c.observe(at(1), at(1).plus(MILLISECOND), StoreTime(100 * SECOND)), Observed::Steady);
-        assert_eq!(c.observe(at(2), at(2).plus(MILLISECOND), StoreTime(3_701 * SECOND)), Observed::Stepped);
+        assert_eq!(
+            c.observe(at(1), at(1).plus(MILLISECOND), StoreTime(100 * SECOND)),
+            Observed::Steady
+        );
+        assert_eq!(
+            c.observe(at(2), at(2).plus(MILLISECOND), StoreTime(3_701 * SECOND)),
+            Observed::Stepped
+        );
         assert_eq!(c.steps(), 1);
-        let back = c.to_local(StoreTime(3_701 * SECOND), at(2)).expect("observed");
+        let back = c
+            .to_local(StoreTime(3_701 * SECOND), at(2))
+            .expect("observed");
         assert!((back.since(at(2))).abs() <= MILLISECOND);
     }
 

@@ -196,7 +196,11 @@ impl Pacer {
 
     /// Takes a request into the queue, or refuses it at once when its slot would come after its deadline.
     pub fn arrive(&mut self, now: LocalTime, arrival: Arrival) -> Result<Id, Refusal> {
-        let Arrival { client, urgency, deadline } = arrival;
+        let Arrival {
+            client,
+            urgency,
+            deadline,
+        } = arrival;
         let patience = deadline.since(now).max(0);
         if self.line.len() >= self.settings.queue_limit {
             return Err(self.refusal(now, Cause::QueueFull, patience));
@@ -212,7 +216,16 @@ impl Pacer {
         let id = self.next_id;
         self.next_id += 1;
         let place = self.line.join(client, urgency);
-        self.stand(id, Waiter { place, client, deadline, patience, told_at: None });
+        self.stand(
+            id,
+            Waiter {
+                place,
+                client,
+                deadline,
+                patience,
+                told_at: None,
+            },
+        );
         Ok(id)
     }
 
@@ -244,7 +257,13 @@ impl Pacer {
 
     /// The request that [`Action::Dispatch`] named never went out. Its slot goes to the next in line if it is fresh;
     /// with `again` the request itself goes back to its place, its connection `ready` or not.
-    pub fn undispatched(&mut self, now: LocalTime, who: Dispatched, slot: Slot, again: Option<bool>) {
+    pub fn undispatched(
+        &mut self,
+        now: LocalTime,
+        who: Dispatched,
+        slot: Slot,
+        again: Option<bool>,
+    ) {
         self.in_flight = self.in_flight.saturating_sub(1);
         if slot.is_fresh(now) {
             self.slots.push_front(slot);
@@ -252,10 +271,25 @@ impl Pacer {
             self.voided += 1;
         }
         if let Some(ready) = again {
-            let Dispatched { id, place, client, deadline, patience } = who;
+            let Dispatched {
+                id,
+                place,
+                client,
+                deadline,
+                patience,
+            } = who;
             self.line.rejoin(place, client);
             let told_at = (!ready).then_some(now);
-            self.stand(id, Waiter { place, client, deadline, patience, told_at });
+            self.stand(
+                id,
+                Waiter {
+                    place,
+                    client,
+                    deadline,
+                    patience,
+                    told_at,
+                },
+            );
             self.near.insert(place);
             if ready {
                 self.ready.insert(place);
@@ -281,13 +315,22 @@ impl Pacer {
             self.voided += self.slots.len() as u64;
             self.slots.clear();
             self.floor = None;
-            self.not_before = self.last_dispatch.map_or(now, |t| t.plus(self.settings.interval));
+            self.not_before = self
+                .last_dispatch
+                .map_or(now, |t| t.plus(self.settings.interval));
         }
         let grace = (granted.interval / 4).clamp(10 * MILLISECOND, 50 * MILLISECOND);
         let mut start = granted.start;
         for _ in 0..granted.slots {
-            let at = clock.to_local(start, now).unwrap_or(now).max(self.not_before);
-            self.slots.push_back(Slot { start, at, until: at.plus(grace) });
+            let at = clock
+                .to_local(start, now)
+                .unwrap_or(now)
+                .max(self.not_before);
+            self.slots.push_back(Slot {
+                start,
+                at,
+                until: at.plus(grace),
+            });
             start = start.plus(granted.interval);
         }
         self.floor = self.floor.max(Some(granted.end()));
@@ -333,18 +376,34 @@ impl Pacer {
 
     /// When [`Pacer::next_action`] may have something new without an event.
     pub fn wake_at(&self) -> Option<LocalTime> {
-        let slot = self.slots.front().filter(|_| !self.ready.is_empty() && self.has_room(0)).map(|s| s.at);
+        let slot = self
+            .slots
+            .front()
+            .filter(|_| !self.ready.is_empty() && self.has_room(0))
+            .map(|s| s.at);
         let deadline = self.deadlines.first().map(|(t, _)| *t);
         let store = self.retry_store_at.filter(|_| !self.ready.is_empty());
-        let slow = self.connecting.first().filter(|_| self.near.len() < self.line.len()).map(|(t, _)| t.plus(SLOW_CONNECT));
+        let slow = self
+            .connecting
+            .first()
+            .filter(|_| self.near.len() < self.line.len())
+            .map(|(t, _)| t.plus(SLOW_CONNECT));
         [slot, deadline, store, slow].into_iter().flatten().min()
     }
 
     fn dispatch(&mut self, now: LocalTime) -> Option<Action> {
-        let slot = *self.slots.front().filter(|s| s.at <= now && self.has_room(0))?;
+        let slot = *self
+            .slots
+            .front()
+            .filter(|s| s.at <= now && self.has_room(0))?;
         let place = *self.ready.first()?;
         let id = *self.by_place.get(&place)?;
-        let Waiter { client, deadline, patience, .. } = *self.waiters.get(&id)?;
+        let Waiter {
+            client,
+            deadline,
+            patience,
+            ..
+        } = *self.waiters.get(&id)?;
         self.slots.pop_front();
         self.remove(id, true);
         self.in_flight += 1;
@@ -354,14 +413,27 @@ impl Pacer {
             self.spacing = (self.spacing + (gap - self.spacing) / 4).max(self.settings.interval);
         }
         self.busy_since = (!self.line.is_empty()).then_some(slot.at);
-        Some(Action::Dispatch(Dispatched { id, place, client, deadline, patience }, slot))
+        Some(Action::Dispatch(
+            Dispatched {
+                id,
+                place,
+                client,
+                deadline,
+                patience,
+            },
+            slot,
+        ))
     }
 
     fn refuse_late(&mut self, now: LocalTime) {
         while let Some(&(_, id)) = self.deadlines.first().filter(|(t, _)| *t <= now) {
             let patience = self.waiters.get(&id).map_or(0, |w| w.patience);
             self.remove(id, false);
-            let cause = if self.store_away { Cause::StoreAway } else { Cause::WaitTooLong };
+            let cause = if self.store_away {
+                Cause::StoreAway
+            } else {
+                Cause::WaitTooLong
+            };
             let refusal = self.refusal(now, cause, patience);
             self.outbox.push_back(Action::Refuse(id, refusal));
         }
@@ -371,8 +443,12 @@ impl Pacer {
         self.reassess_at = now.plus(REASSESS_EVERY);
         let mut hopeless = Vec::new();
         for (rank, place) in self.line.iter().enumerate() {
-            let Some(id) = self.by_place.get(&place).copied() else { continue };
-            let Some(w) = self.waiters.get(&id) else { continue };
+            let Some(id) = self.by_place.get(&place).copied() else {
+                continue;
+            };
+            let Some(w) = self.waiters.get(&id) else {
+                continue;
+            };
             // A promise is broken only when it is clearly lost: the pace of the last slots is an estimate.
             let doubt = self.spacing.max(w.deadline.since(now) / 10);
             if self.predicted(now, rank - hopeless.len()) > w.deadline.plus(doubt) {
@@ -393,13 +469,23 @@ impl Pacer {
             return None;
         }
         let window = self.slots.len().max(self.reach) + READY_AHEAD;
-        let first = self.line.iter().take(window).find(|p| !self.near.contains(p));
+        let first = self
+            .line
+            .iter()
+            .take(window)
+            .find(|p| !self.near.contains(p));
         let next = first.or_else(|| {
-            let young = self.connecting.range((now.plus(-SLOW_CONNECT), Place::FIRST)..).count();
+            let young = self
+                .connecting
+                .range((now.plus(-SLOW_CONNECT), Place::FIRST)..)
+                .count();
             if self.ready.len() + young >= window {
                 return None;
             }
-            self.line.iter().skip(window).find(|p| !self.near.contains(p))
+            self.line
+                .iter()
+                .skip(window)
+                .find(|p| !self.near.contains(p))
         })?;
         let id = *self.by_place.get(&next)?;
         self.waiters.get_mut(&id)?.told_at = Some(now);
@@ -409,11 +495,22 @@ impl Pacer {
     }
 
     fn reserve(&mut self, now: LocalTime) -> Option<Action> {
-        if self.reserving || self.retry_store_at.is_some_and(|t| now < t) || !self.has_room(self.slots.len()) {
+        if self.reserving
+            || self.retry_store_at.is_some_and(|t| now < t)
+            || !self.has_room(self.slots.len())
+        {
             return None;
         }
-        let room = self.settings.max_in_flight.map_or(usize::MAX, |m| m.saturating_sub(self.in_flight));
-        let wanted = self.ready.len().min(self.reach).min(room).saturating_sub(self.slots.len());
+        let room = self
+            .settings
+            .max_in_flight
+            .map_or(usize::MAX, |m| m.saturating_sub(self.in_flight));
+        let wanted = self
+            .ready
+            .len()
+            .min(self.reach)
+            .min(room)
+            .saturating_sub(self.slots.len());
         if wanted == 0 {
             return None;
         }
@@ -428,7 +525,9 @@ impl Pacer {
     }
 
     fn has_room(&self, more: usize) -> bool {
-        self.settings.max_in_flight.is_none_or(|m| self.in_flight + more < m)
+        self.settings
+            .max_in_flight
+            .is_none_or(|m| self.in_flight + more < m)
     }
 
     fn stand(&mut self, id: Id, waiter: Waiter) {
@@ -438,7 +537,9 @@ impl Pacer {
     }
 
     fn remove(&mut self, id: Id, served: bool) {
-        let Some(w) = self.waiters.remove(&id) else { return };
+        let Some(w) = self.waiters.remove(&id) else {
+            return;
+        };
         self.by_place.remove(&w.place);
         self.near.remove(&w.place);
         self.ready.remove(&w.place);
@@ -455,7 +556,10 @@ impl Pacer {
             return slot.at.max(now);
         }
         let beyond = Nanos::try_from(rank - self.slots.len()).unwrap_or(Nanos::MAX);
-        let next = self.last_slot.map_or(now, |t| t.plus(self.spacing)).max(now);
+        let next = self
+            .last_slot
+            .map_or(now, |t| t.plus(self.spacing))
+            .max(now);
         next.plus(self.spacing.saturating_mul(beyond))
     }
 
@@ -465,8 +569,15 @@ impl Pacer {
     fn refusal(&mut self, now: LocalTime, cause: Cause, patience: Nanos) -> Refusal {
         let end_of_line = self.predicted(now, self.line.len());
         let room_at = now.plus(end_of_line.since(now).saturating_sub(patience).max(0));
-        self.promise = self.promise.max(room_at).min(room_at.plus(PROMISE_CAP)).plus(self.spacing);
-        Refusal { cause, retry_after: self.promise.since(now) }
+        self.promise = self
+            .promise
+            .max(room_at)
+            .min(room_at.plus(PROMISE_CAP))
+            .plus(self.spacing);
+        Refusal {
+            cause,
+            retry_after: self.promise.since(now),
+        }
     }
 
     /// How many requests wait.
