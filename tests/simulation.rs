@@ -26,7 +26,9 @@ const FIRST_SEED: u64 = 1;
 
 fn number(name: &str, default: u64) -> u64 {
     match std::env::var(name) {
-        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}; set it to a whole number")),
+        Ok(text) => text
+            .parse()
+            .unwrap_or_else(|_| panic!("{name} is {text:?}; set it to a whole number")),
         Err(_) => default,
     }
 }
@@ -36,14 +38,25 @@ fn play(plan: &Plan) -> World {
     let (world, outcome) = World::run(plan.clone(), Planted::Nothing, false);
     if let Err(broken) = outcome {
         let (traced, _) = World::run(plan.clone(), Planted::Nothing, true);
-        panic!("PACELINE_SIM_SEED={} PACELINE_SIM_HISTORIES=1: {broken}\n{plan:#?}\n{}", plan.seed, traced.trace());
+        panic!(
+            "PACELINE_SIM_SEED={} PACELINE_SIM_HISTORIES=1: {broken}\n{plan:#?}\n{}",
+            plan.seed,
+            traced.trace()
+        );
     }
     world
 }
 
 /// Plays many histories on all processors, and adds up what `measure` makes of each.
-fn play_many(draw: fn(u64, &mut Random) -> Plan, share: u64, measure: fn(&Plan, &World) -> [usize; 4]) -> [usize; 4] {
-    let (histories, first) = (number("PACELINE_SIM_HISTORIES", HISTORIES).div_ceil(share), number("PACELINE_SIM_SEED", FIRST_SEED));
+fn play_many(
+    draw: fn(u64, &mut Random) -> Plan,
+    share: u64,
+    measure: fn(&Plan, &World) -> [usize; 4],
+) -> [usize; 4] {
+    let (histories, first) = (
+        number("PACELINE_SIM_HISTORIES", HISTORIES).div_ceil(share),
+        number("PACELINE_SIM_SEED", FIRST_SEED),
+    );
     let workers = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
     std::thread::scope(|scope| {
         let start = |worker| {
@@ -58,7 +71,9 @@ fn play_many(draw: fn(u64, &mut Random) -> Plan, share: u64, measure: fn(&Plan, 
             })
         };
         let threads: Vec<_> = (0..workers).map(start).collect();
-        let sums = threads.into_iter().map(|t| t.join().unwrap_or_else(|e| std::panic::resume_unwind(e)));
+        let sums = threads
+            .into_iter()
+            .map(|t| t.join().unwrap_or_else(|e| std::panic::resume_unwind(e)));
         sums.fold([0; 4], |a, b| std::array::from_fn(|i| a[i] + b[i]))
     })
 }
@@ -67,7 +82,12 @@ fn play_many(draw: fn(u64, &mut Random) -> Plan, share: u64, measure: fn(&Plan, 
 fn whatever_goes_wrong_the_promises_hold() {
     use simulation::replica::End;
     let [dispatched, refused, left, upheavals] = play_many(Plan::troubled, 1, |_, world| {
-        [world.ended(End::Dispatched), world.ended(End::Refused), world.ended(End::Left), world.store.upheavals.len()]
+        [
+            world.ended(End::Dispatched),
+            world.ended(End::Refused),
+            world.ended(End::Left),
+            world.store.upheavals.len(),
+        ]
     });
     println!("{dispatched} dispatched, {refused} refused, {left} left, {upheavals} upheavals");
 }

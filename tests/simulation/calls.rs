@@ -25,14 +25,27 @@ impl World {
         if self.planted == Planted::FloorUntold {
             ask.floor = None;
         }
-        let call = Call { number: self.calls, replica, life: r.life, sent: r.now(t), sent_at: t };
+        let call = Call {
+            number: self.calls,
+            replica,
+            life: r.life,
+            sent: r.now(t),
+            sent_at: t,
+        };
         r.call = Some(self.calls);
         let cut_off = t < r.outage_until;
         let lost = cut_off || self.random.chance(self.plan.lost_request);
         let lost_reply = self.random.chance(self.plan.lost_reply);
         if !lost {
             let arrives = t + self.travel();
-            self.schedule(arrives, Event::Asked { call, ask, lost_reply });
+            self.schedule(
+                arrives,
+                Event::Asked {
+                    call,
+                    ask,
+                    lost_reply,
+                },
+            );
         }
         self.schedule(t + CALL_DEADLINE, Event::TimedOut(call));
     }
@@ -40,12 +53,24 @@ impl World {
     pub fn asked(&mut self, t: True, call: Call, ask: Ask, lost_reply: bool) -> Result<(), String> {
         let steps = self.store.steps();
         let r = &self.replicas[call.replica];
-        let knows = r.knows.filter(|(_, then)| *then == steps && r.life == call.life).map(|(end, _)| end);
+        let knows = r
+            .knows
+            .filter(|(_, then)| *then == steps && r.life == call.life)
+            .map(|(end, _)| end);
         let granted = self.store.reserve(t, call.replica, &ask, knows)?;
         let first = self.store.slots.len() - granted.slots as usize;
         if !lost_reply && t >= r.outage_until {
             let arrives = t + self.travel();
-            self.schedule(arrives, Event::Replied { call, granted, read: t, steps, first });
+            self.schedule(
+                arrives,
+                Event::Replied {
+                    call,
+                    granted,
+                    read: t,
+                    steps,
+                    first,
+                },
+            );
         }
         Ok(())
     }
@@ -64,8 +89,13 @@ impl World {
     }
 
     fn travel(&mut self) -> Nanos {
-        let base = self.random.within(self.plan.one_way.clone()) + self.random.within(0..=self.plan.jitter);
-        if self.random.chance(self.plan.spikes) { base + self.random.within(0..=300 * MILLISECOND) } else { base }
+        let base = self.random.within(self.plan.one_way.clone())
+            + self.random.within(0..=self.plan.jitter);
+        if self.random.chance(self.plan.spikes) {
+            base + self.random.within(0..=300 * MILLISECOND)
+        } else {
+            base
+        }
     }
 
     pub fn replied(
@@ -83,21 +113,35 @@ impl World {
         }
         core.call = None;
         let now = core.now(t);
-        let half_way = if self.planted == Planted::MidpointOfCall { (t - call.sent_at) / 2 } else { 0 };
-        let observed = core.bounds.observe(call.sent, now, granted.now.plus(half_way));
+        let half_way = if self.planted == Planted::MidpointOfCall {
+            (t - call.sent_at) / 2
+        } else {
+            0
+        };
+        let observed = core
+            .bounds
+            .observe(call.sent, now, granted.now.plus(half_way));
+        if observed == Observed::Stepped {
+            core.drops_until = now.plus(core.pacer.settings().interval);
+        }
         core.pacer.granted(now, granted, &core.bounds);
         core.received += u64::from(granted.slots);
-        if core.knows.is_none_or(|(end, then)| then != steps || end < granted.end()) {
+        if core
+            .knows
+            .is_none_or(|(end, then)| then != steps || end < granted.end())
+        {
             core.knows = Some((granted.end(), steps));
         }
-        core.most_held = core.most_held.max(2 * core.bounds.round_trip() / granted.interval + 1);
+        core.most_held = core
+            .most_held
+            .max(2 * core.bounds.round_trip() / granted.interval + 1);
         let way_back = core.way_back(t, t - read, self.plan.steps());
         let grace = (granted.interval / 4).clamp(10 * MILLISECOND, 50 * MILLISECOND);
         let mut expiries = Vec::new();
         for slot in first..first + granted.slots as usize {
             let account = &mut self.store.slots[slot];
             let ahead = (account.begins - t).max(0);
-            account.lateness = way_back + grace + ahead / 1_000 + MICROSECOND;
+            account.lateness = way_back + grace + (way_back + ahead) / 1_000 + MICROSECOND;
             account.earliness = MICROSECOND;
             if self.plan.steps() {
                 // A step too small to be seen leaves bounds that are wrong by less than the way there took.
@@ -107,10 +151,19 @@ impl World {
             if let Some(at) = core.bounds.to_local(account.start, now) {
                 let from = core.clock.shows(at.0).max(t);
                 let expires = core.clock.shows(at.plus(grace).0 + 1);
-                // A pacer that has just seen the clock step may have to drop the slot.
-                if from + 2 * MILLISECOND < expires && observed == Observed::Steady {
+                if from + 2 * MILLISECOND < expires && at >= core.drops_until {
                     let (replica, life, steps) = (call.replica, core.life, core.bounds.steps());
-                    expiries.push((expires, Event::Expired { replica, life, slot, from, at, steps }));
+                    expiries.push((
+                        expires,
+                        Event::Expired {
+                            replica,
+                            life,
+                            slot,
+                            from,
+                            at,
+                            steps,
+                        },
+                    ));
                 }
             }
         }

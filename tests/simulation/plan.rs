@@ -58,10 +58,19 @@ pub struct Plan {
 
 #[derive(Clone, Copy, Debug)]
 pub enum Fault {
-    Suspend { replica: usize, span: Nanos },
-    Kill { replica: usize, down: Nanos },
+    Suspend {
+        replica: usize,
+        span: Nanos,
+    },
+    Kill {
+        replica: usize,
+        down: Nanos,
+    },
     /// No call of this replica gets through.
-    Outage { replica: usize, span: Nanos },
+    Outage {
+        replica: usize,
+        span: Nanos,
+    },
     RowVanishes,
     /// The row says a time that no cursor can honestly have.
     RowFarAhead,
@@ -112,17 +121,32 @@ impl Plan {
         let mut plan = Plan::quiet(seed, random);
         plan.interval = random.magnitude(10 * MILLISECOND..=SECOND);
         plan.span = (plan.interval * 40).clamp(2 * SECOND, 20 * SECOND);
-        let some = |r: &mut Random, most: i64| if r.chance(400) { r.within(1..=most) as u32 } else { 0 };
-        plan.foreign = if random.chance(200) { random.within(1..=2) as usize } else { 0 };
+        let some = |r: &mut Random, most: i64| {
+            if r.chance(400) {
+                r.within(1..=most) as u32
+            } else {
+                0
+            }
+        };
+        plan.foreign = if random.chance(200) {
+            random.within(1..=2) as usize
+        } else {
+            0
+        };
         plan.max_in_flight = random.chance(250).then(|| random.within(1..=6) as usize);
         plan.queue_limit = random.pick(&[5, 40, 10_000]);
-        plan.jitter = if random.chance(300) { random.magnitude(MILLISECOND..=80 * MILLISECOND) } else { plan.jitter };
+        plan.jitter = if random.chance(300) {
+            random.magnitude(MILLISECOND..=80 * MILLISECOND)
+        } else {
+            plan.jitter
+        };
         plan.spikes = some(random, 20);
         plan.lost_request = some(random, 50);
         plan.lost_reply = some(random, 50);
         plan.load = random.within(200..=2500) as u32;
         for _ in 0..random.within(0..=2) {
-            plan.bursts.push((random.within(0..=plan.span), random.within(1..=40) as usize));
+            plan.bursts
+                .push((random.within(0..=plan.span), random.within(1..=40) as usize));
         }
         plan.clients = random.within(1..=12) as u64;
         plan.urgent = some(random, 300);
@@ -151,21 +175,34 @@ impl Plan {
     fn draw_fault(&self, random: &mut Random) -> Fault {
         let replica = random.next() as usize % self.replicas;
         match random.within(0..=8) {
-            0 => Fault::Suspend { replica, span: random.magnitude(20 * MILLISECOND..=6 * SECOND) },
-            1 => Fault::Kill { replica, down: random.within(0..=SECOND) },
-            2 => Fault::Outage { replica, span: random.within(MILLISECOND..=3 * SECOND) },
+            0 => Fault::Suspend {
+                replica,
+                span: random.magnitude(20 * MILLISECOND..=6 * SECOND),
+            },
+            1 => Fault::Kill {
+                replica,
+                down: random.within(0..=SECOND),
+            },
+            2 => Fault::Outage {
+                replica,
+                span: random.within(MILLISECOND..=3 * SECOND),
+            },
             3 | 4 => Fault::RowVanishes,
             // A foreign program believes whatever the row says; only the replicas know better.
             5 if self.foreign == 0 => Fault::RowFarAhead,
             6 => Fault::Step(random.pick(&[3600 * SECOND, -3600 * SECOND])),
             7 => Fault::Step(random.within(-200 * MILLISECOND..=200 * MILLISECOND)),
-            _ => Fault::Reconfigure((self.interval * random.within(25..=400) / 100).max(5 * MILLISECOND)),
+            _ => Fault::Reconfigure(
+                (self.interval * random.within(25..=400) / 100).max(5 * MILLISECOND),
+            ),
         }
     }
 
     /// Whether clocks or rows were tampered with, so that slots may come closer than the rule allows.
     pub fn tampers(&self) -> bool {
-        self.faults.iter().any(|(_, f)| matches!(f, Fault::RowVanishes | Fault::RowFarAhead | Fault::Step(_)))
+        self.faults
+            .iter()
+            .any(|(_, f)| matches!(f, Fault::RowVanishes | Fault::RowFarAhead | Fault::Step(_)))
     }
 
     /// Whether the store's clock steps.

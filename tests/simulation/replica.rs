@@ -37,6 +37,8 @@ pub struct Replica {
     /// Slots that the replies brought, and those that requests went out in.
     pub received: u64,
     pub used: u64,
+    /// Having seen the clock step, the pacer may drop slots that open before this.
+    pub drops_until: LocalTime,
     /// Slots that requests gave back.
     pub given_back: Nanos,
     /// The most slots the round trip ever called for.
@@ -49,6 +51,7 @@ pub struct Replica {
     pub ready: usize,
     /// The last instant at which nobody could have used a slot.
     pub idle_at: True,
+    pub idle: bool,
     pub failed_until: LocalTime,
 }
 
@@ -92,6 +95,7 @@ impl Replica {
             slots: HashMap::new(),
             received: 0,
             used: 0,
+            drops_until: LocalTime(Nanos::MIN),
             given_back: 0,
             most_held: 1,
             knows: None,
@@ -99,6 +103,7 @@ impl Replica {
             waiting: BTreeMap::new(),
             ready: 0,
             idle_at: 0,
+            idle: true,
             failed_until: LocalTime(Nanos::MIN),
         }
     }
@@ -107,7 +112,13 @@ impl Replica {
     pub fn restarted(&self, t: True) -> Self {
         let settings = *self.pacer.settings();
         let fresh = Replica::new(self.clock, settings);
-        Replica { life: self.life + 1, timer: self.timer, outage_until: self.outage_until, idle_at: t, ..fresh }
+        Replica {
+            life: self.life + 1,
+            timer: self.timer,
+            outage_until: self.outage_until,
+            idle_at: t,
+            ..fresh
+        }
     }
 
     pub fn now(&self, t: True) -> LocalTime {
@@ -116,7 +127,11 @@ impl Replica {
 
     /// Whether a slot could be used at once.
     pub fn can_send(&self) -> bool {
-        let room = self.pacer.settings().max_in_flight.is_none_or(|m| self.pacer.in_flight() < m);
+        let room = self
+            .pacer
+            .settings()
+            .max_in_flight
+            .is_none_or(|m| self.pacer.in_flight() < m);
         self.ready > 0 && room
     }
 

@@ -28,7 +28,11 @@ impl World {
         journey.state = State::Waiting;
         journey.life = replica.life;
         journey.deadline = now.plus(journey.patience);
-        let arrival = Arrival { client: journey.client, urgency: journey.urgency, deadline: journey.deadline };
+        let arrival = Arrival {
+            client: journey.client,
+            urgency: journey.urgency,
+            deadline: journey.deadline,
+        };
         match replica.pacer.arrive(now, arrival) {
             Err(refusal) => self.refused(t, r, refusal)?,
             Ok(id) => {
@@ -110,7 +114,9 @@ impl World {
 
     /// A request notices that it is its turn, or that its connection broke meanwhile.
     pub fn woke(&mut self, t: True, r: Request, turn: u32) -> Result<(), String> {
-        let State::Called(who, slot) = self.journeys[r].state else { return Ok(()) };
+        let State::Called(who, slot) = self.journeys[r].state else {
+            return Ok(());
+        };
         if !self.is_alive(r) || self.journeys[r].turn != turn {
             return Ok(());
         }
@@ -147,7 +153,9 @@ impl World {
 
     /// The connection broke on the way out, nothing written: the origin saw nothing.
     pub fn recalled(&mut self, t: True, r: Request, turn: u32) -> Result<(), String> {
-        let State::Out(who, slot) = self.journeys[r].state else { return Ok(()) };
+        let State::Out(who, slot) = self.journeys[r].state else {
+            return Ok(());
+        };
         if !self.is_alive(r) || self.journeys[r].turn != turn {
             return Ok(());
         }
@@ -193,7 +201,11 @@ impl World {
 
     fn dial(&mut self, t: True, r: Request) {
         let slow = self.random.chance(self.plan.slow_dials);
-        let span = if slow { 300 * MILLISECOND..=4_000 * MILLISECOND } else { self.plan.dial.clone() };
+        let span = if slow {
+            300 * MILLISECOND..=4_000 * MILLISECOND
+        } else {
+            self.plan.dial.clone()
+        };
         let ok = !self.random.chance(self.plan.failed_dials);
         let at = t + self.random.within(span);
         self.journeys[r].turn += 1;
@@ -241,7 +253,11 @@ impl World {
                     self.journeys[r].state = State::Called(who, slot);
                     self.journeys[r].turn += 1;
                     let late = self.random.chance(self.plan.late_wakes);
-                    let takes = if late { self.plan.late.clone() } else { MICROSECOND..=200 * MICROSECOND };
+                    let takes = if late {
+                        self.plan.late.clone()
+                    } else {
+                        MICROSECOND..=200 * MICROSECOND
+                    };
                     let at = t + self.random.within(takes);
                     self.schedule(at, Event::Woke(r, self.journeys[r].turn));
                 }
@@ -266,10 +282,14 @@ impl World {
 
     fn named(&self, replica: usize, id: u64) -> Result<Request, String> {
         let found = self.replicas[replica].here.get(&id).copied();
-        let r = found.ok_or_else(|| format!("replica {replica} speaks of request {id}, which it never had"))?;
+        let r = found.ok_or_else(|| {
+            format!("replica {replica} speaks of request {id}, which it never had")
+        })?;
         match self.journeys[r].state {
             State::Waiting => Ok(r),
-            other => Err(format!("request {r} is told something while it is {other:?}")),
+            other => Err(format!(
+                "request {r} is told something while it is {other:?}"
+            )),
         }
     }
 }

@@ -92,7 +92,13 @@ impl Store {
     }
 
     /// Grants what `ask` wants; `knows` is the latest slot end that the replica has been told on this clock.
-    pub fn reserve(&mut self, t: True, replica: usize, ask: &Ask, knows: Option<StoreTime>) -> Result<Granted, String> {
+    pub fn reserve(
+        &mut self,
+        t: True,
+        replica: usize,
+        ask: &Ask,
+        knows: Option<StoreTime>,
+    ) -> Result<Granted, String> {
         let now = self.now(t);
         let cursor = self.apart.as_ref().map_or(self.row, |apart| apart[replica]);
         let granted = cursor::reserve(cursor, now, ask);
@@ -103,7 +109,10 @@ impl Store {
         if let Some(knows) = knows.filter(|k| k.since(now) <= ask.horizon)
             && granted.start < knows
         {
-            return Err(format!("replica {replica} was granted a slot {} ns before the end of one it knows", knows.since(granted.start)));
+            return Err(format!(
+                "replica {replica} was granted a slot {} ns before the end of one it knows",
+                knows.since(granted.start)
+            ));
         }
         self.enter(t, granted.start, granted.interval, granted.slots)?;
         Ok(granted)
@@ -121,10 +130,19 @@ impl Store {
         Ok(Some(self.slots.len() - 1))
     }
 
-    fn enter(&mut self, t: True, start: StoreTime, interval: Nanos, slots: u32) -> Result<(), String> {
+    fn enter(
+        &mut self,
+        t: True,
+        start: StoreTime,
+        interval: Nanos,
+        slots: u32,
+    ) -> Result<(), String> {
         if let Some(end) = self.end.filter(|end| start < *end) {
             if !self.lost_row {
-                return Err(format!("ceiling: a slot begins {} ns before the end of the one before", end.since(start)));
+                return Err(format!(
+                    "ceiling: a slot begins {} ns before the end of the one before",
+                    end.since(start)
+                ));
             }
             self.upheaval(t);
         }
@@ -132,7 +150,15 @@ impl Store {
         for i in 0..slots {
             let start = start.plus(interval * Nanos::from(i));
             let begins = self.clock.shows(start.0 - self.stepped);
-            self.slots.push(Account { start, interval, begins, given: false, used: None, lateness: 0, earliness: 0 });
+            self.slots.push(Account {
+                start,
+                interval,
+                begins,
+                given: false,
+                used: None,
+                lateness: 0,
+                earliness: 0,
+            });
         }
         self.end = Some(start.plus(interval * Nanos::from(slots)));
         Ok(())
@@ -159,7 +185,12 @@ impl Store {
 
     fn upheaval(&mut self, t: True) {
         let outstanding = self.slots.iter().filter(|s| s.begins > t);
-        let (outstanding, until) = outstanding.fold((0, t), |(n, until), s| (n + 1, until.max(s.begins)));
-        self.upheavals.push(Upheaval { at: t, outstanding, until });
+        let (outstanding, until) =
+            outstanding.fold((0, t), |(n, until), s| (n + 1, until.max(s.begins)));
+        self.upheavals.push(Upheaval {
+            at: t,
+            outstanding,
+            until,
+        });
     }
 }

@@ -24,7 +24,7 @@ use super::{
 /// Timers fire at most this late.
 const TIMER_LATENESS: Nanos = 100 * MICROSECOND;
 /// How much of a failing history is shown.
-const TRACE_KEPT: usize = 80;
+const TRACE_KEPT: usize = 160;
 
 /// A fault planted in the shell or the store, to see that the checks find it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,10 +56,27 @@ pub enum Event {
     Recalled(Request, u32),
     Finished(Request, u32),
     Timer(usize, u64),
-    Asked { call: Call, ask: Ask, lost_reply: bool },
-    Replied { call: Call, granted: Granted, read: True, steps: u64, first: usize },
+    Asked {
+        call: Call,
+        ask: Ask,
+        lost_reply: bool,
+    },
+    Replied {
+        call: Call,
+        granted: Granted,
+        read: True,
+        steps: u64,
+        first: usize,
+    },
     TimedOut(Call),
-    Expired { replica: usize, life: u32, slot: usize, from: True, at: LocalTime, steps: u64 },
+    Expired {
+        replica: usize,
+        life: u32,
+        slot: usize,
+        from: True,
+        at: LocalTime,
+        steps: u64,
+    },
     Fault(Fault),
     Reconfigure(usize, Nanos),
     Restart(usize),
@@ -129,7 +146,10 @@ impl World {
 
     fn new(plan: Plan, planted: Planted, traced: bool) -> Self {
         let mut random = Random::new(plan.seed ^ 0x5eed);
-        let clock = Clock { base: 1_700_000_000 * SECOND, ppm: random.within(-80..=80) };
+        let clock = Clock {
+            base: 1_700_000_000 * SECOND,
+            ppm: random.within(-80..=80),
+        };
         let apart = (planted == Planted::CursorPerReplica).then_some(plan.replicas);
         let settings = Settings {
             interval: plan.interval,
@@ -140,7 +160,13 @@ impl World {
         let replicas = (0..plan.replicas)
             .map(|_| {
                 let booted = random.within(SECOND..=1_000_000 * SECOND);
-                Replica::new(Clock { base: booted, ppm: random.within(-80..=80) }, settings)
+                Replica::new(
+                    Clock {
+                        base: booted,
+                        ppm: random.within(-80..=80),
+                    },
+                    settings,
+                )
             })
             .collect();
         let mut world = World {
@@ -203,7 +229,9 @@ impl World {
             | Event::Woke(r, _)
             | Event::Recalled(r, _)
             | Event::Finished(r, _) => Some(self.journeys[*r].replica),
-            Event::Timer(replica, _) | Event::Reconfigure(replica, _) | Event::Expired { replica, .. } => Some(*replica),
+            Event::Timer(replica, _)
+            | Event::Reconfigure(replica, _)
+            | Event::Expired { replica, .. } => Some(*replica),
             Event::Replied { call, .. } | Event::TimedOut(call) => Some(call.replica),
             Event::NextArrival
             | Event::Burst(_)
@@ -244,14 +272,27 @@ impl World {
                 }
                 Ok(())
             }
-            Event::Asked { call, ask, lost_reply } => self.asked(t, call, ask, lost_reply),
-            Event::Replied { call, granted, read, steps, first } => self.replied(t, call, granted, read, steps, first),
+            Event::Asked {
+                call,
+                ask,
+                lost_reply,
+            } => self.asked(t, call, ask, lost_reply),
+            Event::Replied {
+                call,
+                granted,
+                read,
+                steps,
+                first,
+            } => self.replied(t, call, granted, read, steps, first),
             Event::TimedOut(call) => self.timed_out(t, call),
             Event::Expired { .. } => self.check_expired(t, event),
             Event::Fault(fault) => self.fault(t, fault),
             Event::Reconfigure(replica, interval) => {
                 let pacer = &mut self.replicas[replica].pacer;
-                pacer.reconfigure(Settings { interval, ..*pacer.settings() });
+                pacer.reconfigure(Settings {
+                    interval,
+                    ..*pacer.settings()
+                });
                 self.pump(t, replica)
             }
             Event::Restart(replica) => {
@@ -259,7 +300,9 @@ impl World {
                 Ok(())
             }
             Event::ForeignTakes => {
-                let Some(slot) = self.store.take_foreign(t, self.plan.interval)? else { return Ok(()) };
+                let Some(slot) = self.store.take_foreign(t, self.plan.interval)? else {
+                    return Ok(());
+                };
                 let begins = self.store.slots[slot].begins.max(t);
                 if begins <= self.plan.span {
                     let way_back = self.random.within(self.plan.one_way.clone());
@@ -333,7 +376,11 @@ impl World {
     /// Lets a request set out, if there is a replica that takes it.
     pub fn send_request(&mut self, t: True) {
         let replica = self.random.next() as usize % self.plan.replicas;
-        let urgency = if self.random.chance(self.plan.urgent) { self.random.within(0..=7) as u8 } else { 3 };
+        let urgency = if self.random.chance(self.plan.urgent) {
+            self.random.within(0..=7) as u8
+        } else {
+            3
+        };
         let journey = Journey {
             replica,
             life: 0,
@@ -371,12 +418,20 @@ impl World {
 
     pub fn schedule(&mut self, at: True, event: Event) {
         self.scheduled += 1;
-        self.events.push(Reverse(Scheduled { at, number: self.scheduled, event }));
+        self.events.push(Reverse(Scheduled {
+            at,
+            number: self.scheduled,
+            event,
+        }));
     }
 
     /// The last events, oldest first.
     pub fn trace(&self) -> String {
-        self.trace.iter().flatten().map(|line| format!("{line}\n")).collect()
+        self.trace
+            .iter()
+            .flatten()
+            .map(|line| format!("{line}\n"))
+            .collect()
     }
 
     pub fn note(&mut self, t: True, what: impl FnOnce() -> String) {
