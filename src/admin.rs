@@ -23,11 +23,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::json;
 use tokio::net::TcpListener;
 
-use crate::{
-    pacing::time::LocalTime,
-    proxy::Proxy,
-    store::Store,
-};
+use crate::{pacing::time::LocalTime, proxy::Proxy, store::Store};
 
 /// A head must be there in this time; an idle connection is closed after it too.
 const HEAD_DEADLINE: Duration = Duration::from_secs(30);
@@ -62,29 +58,50 @@ impl Admin {
 
     fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
         if request.method() != Method::GET && request.method() != Method::HEAD {
-            return text(StatusCode::METHOD_NOT_ALLOWED, "only GET is understood here\n");
+            return text(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "only GET is understood here\n",
+            );
         }
         match request.uri().path() {
-            "/metrics" => typed(StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", self.metrics()),
+            "/metrics" => typed(
+                StatusCode::OK,
+                "text/plain; version=0.0.4; charset=utf-8",
+                self.metrics(),
+            ),
             "/healthz" => text(StatusCode::OK, "alive\n"),
             "/readyz" => {
                 let blockers = self.blockers();
                 if blockers.is_empty() {
                     text(StatusCode::OK, "ready\n")
                 } else {
-                    text(StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {}\n", blockers.join(", ")))
+                    text(
+                        StatusCode::SERVICE_UNAVAILABLE,
+                        format!("not ready: {}\n", blockers.join(", ")),
+                    )
                 }
             }
-            "/status" => typed(StatusCode::OK, "application/json", format!("{:#}\n", self.status())),
+            "/status" => typed(
+                StatusCode::OK,
+                "application/json",
+                format!("{:#}\n", self.status()),
+            ),
             "/" => typed(StatusCode::OK, "text/html; charset=utf-8", self.page()),
-            _ => text(StatusCode::NOT_FOUND, "try /, /status, /metrics, /healthz or /readyz\n"),
+            _ => text(
+                StatusCode::NOT_FOUND,
+                "try /, /status, /metrics, /healthz or /readyz\n",
+            ),
         }
     }
 
     fn metrics(&self) -> String {
         let now = LocalTime::now();
-        let standings: Vec<_> =
-            self.proxy.destinations.iter().map(|d| (d.figures().name().clone(), d.standing(now))).collect();
+        let standings: Vec<_> = self
+            .proxy
+            .destinations
+            .iter()
+            .map(|d| (d.figures().name().clone(), d.standing(now)))
+            .collect();
         let steps = match &self.store {
             Store::Memory => 0,
             Store::Postgres(store) => store.with_clock(|c| c.steps()),
@@ -134,7 +151,9 @@ impl Admin {
             .iter()
             .map(|d| {
                 let s = d.standing(now);
-                let gap = s.smallest_gap.map_or("-".to_owned(), |g| format!("{:.1} ms", g * 1e3));
+                let gap = s
+                    .smallest_gap
+                    .map_or("-".to_owned(), |g| format!("{:.1} ms", g * 1e3));
                 format!(
                     "<tr><td>{}<td>{:.2}/s<td>{:.2}/s<td>{}<td>{gap}<td>{}",
                     d.figures().name(),
@@ -150,7 +169,11 @@ impl Admin {
              <meta http-equiv=refresh content=2><title>paceline</title><style>body{{font:16px system-ui;margin:2em}}\
              td,th{{text-align:left;padding:.3em 1em .3em 0}}</style><h1>paceline</h1><p>{}<table><tr><th>destination\
              <th>observed<th>ceiling<th>busiest second<th>smallest gap<th>waiting{rows}</table>\n",
-            if self.blockers().is_empty() { "ready" } else { "not ready" },
+            if self.blockers().is_empty() {
+                "ready"
+            } else {
+                "not ready"
+            },
         )
     }
 }
@@ -159,7 +182,9 @@ impl Admin {
 pub async fn run(listener: TcpListener, admin: Arc<Admin>) {
     let room = Arc::new(tokio::sync::Semaphore::new(CONNECTIONS));
     loop {
-        let Ok(permit) = room.clone().acquire_owned().await else { return };
+        let Ok(permit) = room.clone().acquire_owned().await else {
+            return;
+        };
         let Ok((stream, _)) = listener.accept().await else {
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
@@ -187,7 +212,11 @@ fn text(status: StatusCode, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
 fn typed(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> Response<Full<Bytes>> {
     let mut response = Response::new(Full::new(text.into()));
     *response.status_mut() = status;
-    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(kind));
-    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+        .headers_mut()
+        .insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+    response
+        .headers_mut()
+        .insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
 }

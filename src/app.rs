@@ -50,7 +50,11 @@ pub struct App {
 
 /// The hosts whose tunnels are looked into.
 pub fn intercepted(config: &Config) -> impl Iterator<Item = &HostPattern> {
-    config.destinations.iter().filter(|d| d.tls == TlsMode::Intercept).flat_map(|d| &d.hosts)
+    config
+        .destinations
+        .iter()
+        .filter(|d| d.tls == TlsMode::Intercept)
+        .flat_map(|d| &d.hosts)
 }
 
 impl App {
@@ -59,18 +63,26 @@ impl App {
     /// # Errors
     /// Anything that keeps the replica from serving, with what to change.
     pub async fn new(config: Config) -> Result<App> {
-        let opaque = config.destinations.iter().find(|d| d.tls == TlsMode::Opaque);
+        let opaque = config
+            .destinations
+            .iter()
+            .find(|d| d.tls == TlsMode::Opaque);
         if let Some(d) = opaque {
-            bail!("destination {}: tls = \"opaque\" is not available in this version; use \"intercept\"", d.name);
+            bail!(
+                "destination {}: tls = \"opaque\" is not available in this version; use \"intercept\"",
+                d.name
+            );
         }
         let leaves = certificates(&config)?;
         let metrics = Metrics::new();
         metrics.ca_expiry(since_epoch(leaves.issuer().not_after()));
         let reach = Reach::new(&config.proxy.allow_upstreams);
-        let upstream = Upstream::new(&config.upstream, reach.clone()).map_err(anyhow::Error::msg)?;
+        let upstream =
+            Upstream::new(&config.upstream, reach.clone()).map_err(anyhow::Error::msg)?;
         let proxy_listener = bind(config.proxy.listen, "proxy.listen")?;
         let admin_listener = bind(config.admin.listen, "admin.listen")?;
-        let (proxy_address, admin_address) = (proxy_listener.local_addr()?, admin_listener.local_addr()?);
+        let (proxy_address, admin_address) =
+            (proxy_listener.local_addr()?, admin_listener.local_addr()?);
         reach.set_own(vec![proxy_address, admin_address]);
         let store = match &config.store {
             None => Store::Memory,
@@ -101,7 +113,11 @@ impl App {
             settings: config.proxy.clone(),
         });
         let (drain, signal) = Drain::new();
-        let admin = Arc::new(Admin { proxy: proxy.clone(), store, draining: drain.flag() });
+        let admin = Arc::new(Admin {
+            proxy: proxy.clone(),
+            store,
+            draining: drain.flag(),
+        });
         Ok(App {
             proxy_address,
             admin_address,
@@ -135,7 +151,16 @@ impl App {
     /// # Errors
     /// The signal handlers cannot be installed.
     pub async fn run(self) -> Result<()> {
-        let App { proxy_listener, admin_listener, proxy, admin, drain, signal, patience, .. } = self;
+        let App {
+            proxy_listener,
+            admin_listener,
+            proxy,
+            admin,
+            drain,
+            signal,
+            patience,
+            ..
+        } = self;
         let stop = drain::asked_to_stop()?;
         // The admin listener serves to the end: it must tell that the replica drains.
         tokio::spawn(admin::run(admin_listener, admin));
@@ -182,17 +207,23 @@ pub fn uncovered(config: &Config, issuer: &Issuer) -> Vec<String> {
         d.tls == TlsMode::Intercept && !issuer.covers_all(&Constraints::permitting(&d.hosts))
     };
     let line = |d: &crate::config::Destination| {
-        format!("destination {} is not covered by the CA's name constraints; run `paceline ca init`, which leaves the root as it is", d.name)
+        format!(
+            "destination {} is not covered by the CA's name constraints; run `paceline ca init`, which leaves the root as it is",
+            d.name
+        )
     };
     config.destinations.iter().filter(lacks).map(line).collect()
 }
 
 fn bind(address: SocketAddr, key: &str) -> Result<TcpListener> {
-    listener::bind(address).with_context(|| format!("{key}: cannot listen on {address}; stop what uses it or choose another"))
+    listener::bind(address).with_context(|| {
+        format!("{key}: cannot listen on {address}; stop what uses it or choose another")
+    })
 }
 
 fn since_epoch(at: SystemTime) -> f64 {
-    at.duration_since(SystemTime::UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
+    at.duration_since(SystemTime::UNIX_EPOCH)
+        .map_or(0.0, |d| d.as_secs_f64())
 }
 
 /// Lets this process hold as many connections as the system allows: the usual soft limit of 1,024 files is fewer than

@@ -54,12 +54,19 @@ pub struct Ground {
 impl Destinations {
     /// Puts the configured destinations on common ground.
     pub fn new(configured: &[config::Destination], ground: &Ground) -> Self {
-        let mut found = Destinations { all: Vec::new(), exact: HashMap::new(), below: HashMap::new() };
+        let mut found = Destinations {
+            all: Vec::new(),
+            exact: HashMap::new(),
+            below: HashMap::new(),
+        };
         for (at, destination) in configured.iter().enumerate() {
             for pattern in &destination.hosts {
                 found.claim(pattern, at);
             }
-            found.all.push(Arc::new(Destination::new(destination.clone(), ground.clone())));
+            found.all.push(Arc::new(Destination::new(
+                destination.clone(),
+                ground.clone(),
+            )));
         }
         found
     }
@@ -154,10 +161,19 @@ impl Destination {
         if lanes.len() >= LANE_LIMIT {
             lanes.retain(|_, lane| !lane.is_forgettable());
             if lanes.len() >= LANE_LIMIT {
-                return Err(Error::Paced(Refusal { cause: Cause::QueueFull, retry_after: SECOND }));
+                return Err(Error::Paced(Refusal {
+                    cause: Cause::QueueFull,
+                    retry_after: SECOND,
+                }));
             }
         }
-        let lane = Lane::new(self.row(key.as_ref())?, self.settings(), self.ground.store.clone(), self.ground.alarm.clone(), self.voided.clone());
+        let lane = Lane::new(
+            self.row(key.as_ref())?,
+            self.settings(),
+            self.ground.store.clone(),
+            self.ground.alarm.clone(),
+            self.voided.clone(),
+        );
         lanes.insert(key, lane.clone());
         Ok(lane)
     }
@@ -173,7 +189,9 @@ impl Destination {
             Store::Postgres(store) => store.key(&name),
         };
         if key.len() > config::KEY_LIMIT {
-            return Err(Error::Malformed("the host name is too long for the store; shorten key_prefix or the destination's name"));
+            return Err(Error::Malformed(
+                "the host name is too long for the store; shorten key_prefix or the destination's name",
+            ));
         }
         Ok(key)
     }
@@ -193,15 +211,27 @@ impl Destination {
 
     /// A request that arrived at `arrived` went out in a slot.
     pub fn dispatched(&self, departure: &Departure, arrived: LocalTime) {
-        self.figures.dispatched(seconds(departure.at().since(arrived)), seconds(departure.lateness()));
-        self.observed.lock().unwrap_or_else(PoisonError::into_inner).dispatched(departure.at());
+        self.figures.dispatched(
+            seconds(departure.at().since(arrived)),
+            seconds(departure.lateness()),
+        );
+        self.observed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .dispatched(departure.at());
     }
 
     /// A request goes out without a slot; what it would have waited for is recorded, unless it would have been refused.
     pub fn dispatched_dry(&self, max_wait: std::time::Duration) {
         let now = LocalTime::now();
         let interval = self.interval();
-        let ask = Ask { slots: 1, interval, lead: 0, floor: None, horizon: horizon(interval, 1) };
+        let ask = Ask {
+            slots: 1,
+            interval,
+            lead: 0,
+            floor: None,
+            horizon: horizon(interval, 1),
+        };
         let mut imagined = self.imagined.lock().unwrap_or_else(PoisonError::into_inner);
         let wait = imagined.preview(now, &ask).min(nanos(max_wait));
         if wait < nanos(max_wait) {
@@ -209,7 +239,10 @@ impl Destination {
         }
         drop(imagined);
         self.figures.dispatched_dry(seconds(wait));
-        self.observed.lock().unwrap_or_else(PoisonError::into_inner).dispatched(now);
+        self.observed
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .dispatched(now);
     }
 
     /// How it stands now. Meant to be called at each scrape: slots void since the last are counted then.
@@ -217,7 +250,13 @@ impl Destination {
         let voided = self.voided.load(Relaxed);
         let before = self.voided_seen.swap(voided, Relaxed);
         self.figures.voided(voided.saturating_sub(before));
-        let lanes: Vec<_> = self.lanes.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect();
+        let lanes: Vec<_> = self
+            .lanes
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .values()
+            .cloned()
+            .collect();
         let observed = self.observed.lock().unwrap_or_else(PoisonError::into_inner);
         Standing {
             ceiling: self.config.rate.per_second,

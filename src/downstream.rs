@@ -68,7 +68,10 @@ where
             }
         })
     };
-    let watched = Watched { stream, phase: phase.clone() };
+    let watched = Watched {
+        stream,
+        phase: phase.clone(),
+    };
     let mut connection = http1::Builder::new()
         .half_close(false)
         .auto_date_header(false)
@@ -169,7 +172,11 @@ struct Watched<I> {
 }
 
 impl<I: AsyncRead + Unpin> AsyncRead for Watched<I> {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
         let polled = Pin::new(&mut self.stream).poll_read(cx, buf);
         if buf.filled().len() > before && matches!(self.phase.0.load(Relaxed), NEW | IDLE) {
@@ -182,12 +189,19 @@ impl<I: AsyncRead + Unpin> AsyncRead for Watched<I> {
 impl<I> Watched<I> {
     /// Bytes that go out between a head's first byte and its request are the codec's own, or the rest of an answer.
     fn writing(&self) {
-        let _ = self.phase.0.compare_exchange(HEAD, SPOILT, Relaxed, Relaxed);
+        let _ = self
+            .phase
+            .0
+            .compare_exchange(HEAD, SPOILT, Relaxed, Relaxed);
     }
 }
 
 impl<I: AsyncWrite + Unpin> AsyncWrite for Watched<I> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         self.writing();
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }

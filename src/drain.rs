@@ -30,7 +30,13 @@ impl Drain {
     /// A pair of ends.
     pub fn new() -> (Drain, Signal) {
         let (tx, rx) = watch::channel(false);
-        (Drain { tell: tx, flag: Arc::default() }, Signal(rx))
+        (
+            Drain {
+                tell: tx,
+                flag: Arc::default(),
+            },
+            Signal(rx),
+        )
     }
 
     /// Tells all to finish.
@@ -46,7 +52,9 @@ impl Drain {
 
     /// Waits until all have finished, or `deadline` has passed; says whether they had.
     pub async fn finished(&self, deadline: Duration) -> bool {
-        tokio::time::timeout(deadline, self.tell.closed()).await.is_ok()
+        tokio::time::timeout(deadline, self.tell.closed())
+            .await
+            .is_ok()
     }
 
     /// How many are still at work.
@@ -68,7 +76,10 @@ impl Signal {
 /// # Errors
 /// The handlers cannot be installed.
 pub fn asked_to_stop() -> std::io::Result<impl Future<Output = &'static str>> {
-    let (mut term, mut int) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let (mut term, mut int) = (
+        signal(SignalKind::terminate())?,
+        signal(SignalKind::interrupt())?,
+    );
     Ok(async move {
         tokio::select! {
             _ = term.recv() => "SIGTERM",

@@ -67,14 +67,21 @@ impl Error {
     /// The status; `refusal` is the configured one for a wait that is too long.
     pub fn status(&self, refusal: StatusCode) -> StatusCode {
         match self {
-            Error::ClientDenied | Error::HostDenied | Error::PortDenied | Error::AddressDenied => StatusCode::FORBIDDEN,
+            Error::ClientDenied | Error::HostDenied | Error::PortDenied | Error::AddressDenied => {
+                StatusCode::FORBIDDEN
+            }
             Error::CredentialsNeeded => StatusCode::PROXY_AUTHENTICATION_REQUIRED,
             Error::Malformed(_) => StatusCode::BAD_REQUEST,
             Error::Misdirected => StatusCode::MISDIRECTED_REQUEST,
-            Error::Paced(Refusal { cause: Cause::StoreAway, .. }) => StatusCode::SERVICE_UNAVAILABLE,
+            Error::Paced(Refusal {
+                cause: Cause::StoreAway,
+                ..
+            }) => StatusCode::SERVICE_UNAVAILABLE,
             Error::Paced(_) => refusal,
             Error::Draining | Error::Connections => StatusCode::SERVICE_UNAVAILABLE,
-            Error::DnsTimeout | Error::ConnectTimeout | Error::ResponseTimeout => StatusCode::GATEWAY_TIMEOUT,
+            Error::DnsTimeout | Error::ConnectTimeout | Error::ResponseTimeout => {
+                StatusCode::GATEWAY_TIMEOUT
+            }
             Error::Loop
             | Error::Dns
             | Error::ConnectRefused
@@ -90,11 +97,18 @@ impl Error {
     /// The error type of RFC 9209 section 2.3.
     pub fn proxy_status(&self) -> &'static str {
         match self {
-            Error::ClientDenied | Error::HostDenied | Error::PortDenied | Error::CredentialsNeeded => "http_request_denied",
+            Error::ClientDenied
+            | Error::HostDenied
+            | Error::PortDenied
+            | Error::CredentialsNeeded => "http_request_denied",
             Error::AddressDenied => "destination_ip_prohibited",
             Error::Malformed(_) | Error::Misdirected => "http_request_error",
             Error::Loop => "proxy_loop_detected",
-            Error::Paced(Refusal { cause: Cause::StoreAway, .. }) | Error::Draining => "destination_unavailable",
+            Error::Paced(Refusal {
+                cause: Cause::StoreAway,
+                ..
+            })
+            | Error::Draining => "destination_unavailable",
             Error::Paced(_) | Error::Connections => "connection_limit_reached",
             Error::Dns => "dns_error",
             Error::DnsTimeout => "dns_timeout",
@@ -121,9 +135,18 @@ impl Error {
             Error::PortDenied => "port_denied",
             Error::AddressDenied => "address_denied",
             Error::Loop => "loop",
-            Error::Paced(Refusal { cause: Cause::WaitTooLong, .. }) => "wait_too_long",
-            Error::Paced(Refusal { cause: Cause::QueueFull, .. }) => "queue_full",
-            Error::Paced(Refusal { cause: Cause::StoreAway, .. }) => "store_away",
+            Error::Paced(Refusal {
+                cause: Cause::WaitTooLong,
+                ..
+            }) => "wait_too_long",
+            Error::Paced(Refusal {
+                cause: Cause::QueueFull,
+                ..
+            }) => "queue_full",
+            Error::Paced(Refusal {
+                cause: Cause::StoreAway,
+                ..
+            }) => "store_away",
             Error::Draining => "draining",
             Error::Connections => "connections",
             Error::Dns => "dns",
@@ -143,20 +166,30 @@ impl Error {
     /// What to do about it, in one line of ASCII: the body of a refusal, and the reason phrase of a refused CONNECT.
     pub fn text(&self) -> String {
         let fixed = match self {
-            Error::ClientDenied => "this client address may not use the proxy; add it to allow_clients",
+            Error::ClientDenied => {
+                "this client address may not use the proxy; add it to allow_clients"
+            }
             Error::CredentialsNeeded => "send proxy credentials (Basic) of a user in [proxy.auth]",
             Error::Malformed(what) => what,
             Error::Misdirected => "this tunnel was opened for another host; open one for this host",
-            Error::HostDenied => "no destination governs this host; add it to one or set ungoverned = \"tunnel\"",
+            Error::HostDenied => {
+                "no destination governs this host; add it to one or set ungoverned = \"tunnel\""
+            }
             Error::PortDenied => "this port may not be reached; add it to connect_ports",
             Error::AddressDenied => "this address is not public; add it to allow_upstreams",
-            Error::Loop => "the request leads back to this proxy; correct the URL or the proxy variables",
+            Error::Loop => {
+                "the request leads back to this proxy; correct the URL or the proxy variables"
+            }
             Error::Paced(refusal) => {
                 let seconds = retry_seconds(refusal.retry_after);
                 return match refusal.cause {
-                    Cause::WaitTooLong => format!("the wait would pass max_wait, retry in {seconds}s"),
+                    Cause::WaitTooLong => {
+                        format!("the wait would pass max_wait, retry in {seconds}s")
+                    }
                     Cause::QueueFull => format!("queue full, retry in {seconds}s"),
-                    Cause::StoreAway => format!("the store of the pace is away, retry in {seconds}s"),
+                    Cause::StoreAway => {
+                        format!("the store of the pace is away, retry in {seconds}s")
+                    }
                 };
             }
             Error::Draining => "this replica is shutting down, retry in 1s",
@@ -166,9 +199,13 @@ impl Error {
             Error::ConnectRefused => "the origin refused the connection; try again later",
             Error::Unreachable => "the origin cannot be reached; check the proxy's routes",
             Error::ConnectTimeout => "no connection to the origin in time; try again later",
-            Error::Certificate => "the origin's certificate does not verify; see extra_roots for a private CA",
+            Error::Certificate => {
+                "the origin's certificate does not verify; see extra_roots for a private CA"
+            }
             Error::Tls => "TLS with the origin failed; it needs TLS 1.2 or later",
-            Error::Terminated => "the origin closed the connection before it answered; it was not asked again",
+            Error::Terminated => {
+                "the origin closed the connection before it answered; it was not asked again"
+            }
             Error::BadResponse => "the origin's answer is not valid HTTP/1.1",
             Error::ResponseTimeout => "the origin did not answer in time",
             Error::NotCovered => "the CA may not sign for this host; run paceline ca init",
@@ -187,13 +224,22 @@ impl Error {
 
     /// Whether the connection must end with the answer, because what follows on it cannot be trusted.
     pub fn closes(&self) -> bool {
-        matches!(self, Error::Malformed(_) | Error::CredentialsNeeded | Error::ClientDenied | Error::Draining | Error::Connections)
+        matches!(
+            self,
+            Error::Malformed(_)
+                | Error::CredentialsNeeded
+                | Error::ClientDenied
+                | Error::Draining
+                | Error::Connections
+        )
     }
 }
 
 /// Whole seconds, rounded up, and at least 1: several clients read digits only, and take 0 as an invitation.
 fn retry_seconds(span: Nanos) -> u64 {
-    u64::try_from(span.saturating_add(SECOND - 1) / SECOND).unwrap_or(1).max(1)
+    u64::try_from(span.saturating_add(SECOND - 1) / SECOND)
+        .unwrap_or(1)
+        .max(1)
 }
 
 #[cfg(test)]
@@ -202,13 +248,27 @@ mod tests {
 
     #[test]
     fn retry_after_is_a_whole_number_of_seconds_and_never_zero() {
-        let paced = |ns| Error::Paced(Refusal { cause: Cause::WaitTooLong, retry_after: ns }).retry_after();
-        assert_eq!([paced(0), paced(1), paced(SECOND), paced(SECOND + 1)], [Some(1), Some(1), Some(1), Some(2)]);
+        let paced = |ns| {
+            Error::Paced(Refusal {
+                cause: Cause::WaitTooLong,
+                retry_after: ns,
+            })
+            .retry_after()
+        };
+        assert_eq!(
+            [paced(0), paced(1), paced(SECOND), paced(SECOND + 1)],
+            [Some(1), Some(1), Some(1), Some(2)]
+        );
     }
 
     #[test]
     fn texts_fit_a_reason_phrase() {
-        let paced = |cause| Error::Paced(Refusal { cause, retry_after: 9_999 * SECOND });
+        let paced = |cause| {
+            Error::Paced(Refusal {
+                cause,
+                retry_after: 9_999 * SECOND,
+            })
+        };
         for e in [
             Error::ClientDenied,
             Error::CredentialsNeeded,
@@ -235,7 +295,10 @@ mod tests {
             Error::NotCovered,
         ] {
             let text = e.text();
-            assert!(text.is_ascii() && text.len() <= 90 && !text.contains('\n'), "{text}");
+            assert!(
+                text.is_ascii() && text.len() <= 90 && !text.contains('\n'),
+                "{text}"
+            );
         }
     }
 }

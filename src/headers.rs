@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use http::{
     HeaderMap, HeaderName, HeaderValue, Version,
-    header::{CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE, VIA},
+    header::{
+        CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE, VIA,
+    },
 };
 
 use crate::{error::Error, pacing::queue::Urgency};
@@ -31,7 +33,9 @@ pub const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 /// Removes what must not go upstream. `Transfer-Encoding` stays: it is taken off and put on again by the codec, and
 /// tells it that a body follows.
 pub fn strip_request(headers: &mut HeaderMap) {
-    strip(headers, |name| HOP_BY_HOP.contains(name) || name.as_str().starts_with(OURS));
+    strip(headers, |name| {
+        HOP_BY_HOP.contains(name) || name.as_str().starts_with(OURS)
+    });
 }
 
 /// Removes what must not go downstream. The codec frames the body anew for the client's version of HTTP.
@@ -56,7 +60,10 @@ fn strip(headers: &mut HeaderMap, doomed: impl Fn(&HeaderName) -> bool) {
         .collect();
     // Nominating these would unframe the message or misdirect it; they are the message's own, not the hop's.
     let essential = |name: &HeaderName| {
-        matches!(*name, http::header::CONTENT_LENGTH | TRANSFER_ENCODING | http::header::HOST)
+        matches!(
+            *name,
+            http::header::CONTENT_LENGTH | TRANSFER_ENCODING | http::header::HOST
+        )
     };
     let mut kept = HeaderMap::with_capacity(headers.len());
     for (name, value) in headers.iter() {
@@ -70,20 +77,35 @@ fn strip(headers: &mut HeaderMap, doomed: impl Fn(&HeaderName) -> bool) {
 /// Adds ourselves to `Via` (RFC 9110 section 7.6.3). All replicas go by one name: a request that comes back to any of
 /// them goes in a circle.
 pub fn add_via(headers: &mut HeaderMap, version: Version) {
-    let via = if version == Version::HTTP_10 { "1.0 paceline" } else { "1.1 paceline" };
+    let via = if version == Version::HTTP_10 {
+        "1.0 paceline"
+    } else {
+        "1.1 paceline"
+    };
     headers.append(VIA, HeaderValue::from_static(via));
 }
 
 /// Whether a request has passed one of us already.
 pub fn has_passed_us(headers: &HeaderMap) -> bool {
-    let hops = headers.get_all(VIA).iter().filter_map(|v| v.to_str().ok()).flat_map(|v| v.split(','));
-    hops.filter_map(|hop| hop.split_whitespace().nth(1)).any(|by| by.eq_ignore_ascii_case("paceline"))
+    let hops = headers
+        .get_all(VIA)
+        .iter()
+        .filter_map(|v| v.to_str().ok())
+        .flat_map(|v| v.split(','));
+    hops.filter_map(|hop| hop.split_whitespace().nth(1))
+        .any(|by| by.eq_ignore_ascii_case("paceline"))
 }
 
 /// The urgency of RFC 9218: the `u` parameter of `Priority`, 0 to 7; 3 where it is absent or malformed (section 4).
 pub fn urgency(headers: &HeaderMap) -> Urgency {
-    let text = headers.get(PRIORITY).and_then(|v| v.to_str().ok()).unwrap_or("");
-    let found = text.split(',').filter_map(|member| member.trim().strip_prefix("u=")).next_back();
+    let text = headers
+        .get(PRIORITY)
+        .and_then(|v| v.to_str().ok())
+        .unwrap_or("");
+    let found = text
+        .split(',')
+        .filter_map(|member| member.trim().strip_prefix("u="))
+        .next_back();
     match found.map(|u| u.split(';').next().unwrap_or("").trim().as_bytes()) {
         Some([digit @ b'0'..=b'7']) => digit - b'0',
         _ => 3,
@@ -96,7 +118,9 @@ pub fn urgency(headers: &HeaderMap) -> Urgency {
 /// The field is there but is not a duration, or there is more than one.
 pub fn max_wait(headers: &HeaderMap) -> Result<Option<Duration>, Error> {
     let mut values = headers.get_all(MAX_WAIT).iter();
-    let Some(value) = values.next() else { return Ok(None) };
+    let Some(value) = values.next() else {
+        return Ok(None);
+    };
     let wrong = Error::Malformed("Paceline-Max-Wait must be one duration such as 5s");
     if values.next().is_some() {
         return Err(wrong);
@@ -107,14 +131,17 @@ pub fn max_wait(headers: &HeaderMap) -> Result<Option<Duration>, Error> {
     }
     if text.bytes().all(|b| b.is_ascii_digit() || b == b'.') {
         let seconds: f64 = text.parse().map_err(|_| wrong)?;
-        return Duration::try_from_secs_f64(seconds).map(Some).map_err(|_| wrong);
+        return Duration::try_from_secs_f64(seconds)
+            .map(Some)
+            .map_err(|_| wrong);
     }
     humantime::parse_duration(text).map(Some).map_err(|_| wrong)
 }
 
 /// The value of `Proxy-Status` for an answer of our own.
 pub fn proxy_status(error: &Error) -> HeaderValue {
-    HeaderValue::from_str(&format!("paceline; error={}", error.proxy_status())).expect("error types are tokens")
+    HeaderValue::from_str(&format!("paceline; error={}", error.proxy_status()))
+        .expect("error types are tokens")
 }
 
 #[cfg(test)]
@@ -124,7 +151,12 @@ mod tests {
     use super::*;
 
     fn map(fields: &[(&str, &str)]) -> HeaderMap {
-        let pair = |(n, v): &(&str, &str)| (n.parse::<HeaderName>().expect("a name"), v.parse::<HeaderValue>().expect("a value"));
+        let pair = |(n, v): &(&str, &str)| {
+            (
+                n.parse::<HeaderName>().expect("a name"),
+                v.parse::<HeaderValue>().expect("a value"),
+            )
+        };
         fields.iter().map(pair).collect()
     }
 
@@ -148,7 +180,18 @@ mod tests {
         ]);
         strip_request(&mut h);
         let names: Vec<_> = h.keys().map(HeaderName::as_str).collect();
-        assert_eq!(names, ["accept", "x-first", "content-length", "host", "x-empty", "transfer-encoding", "x-last"]);
+        assert_eq!(
+            names,
+            [
+                "accept",
+                "x-first",
+                "content-length",
+                "host",
+                "x-empty",
+                "transfer-encoding",
+                "x-last"
+            ]
+        );
     }
 
     #[test]
@@ -157,12 +200,26 @@ mod tests {
         assert!(!has_passed_us(&h));
         add_via(&mut h, Version::HTTP_11);
         assert!(has_passed_us(&h));
-        assert!(has_passed_us(&map(&[("via", "1.1 a, HTTP/1.1 PaceLine (x), 1.1 b")])));
+        assert!(has_passed_us(&map(&[(
+            "via",
+            "1.1 a, HTTP/1.1 PaceLine (x), 1.1 b"
+        )])));
     }
 
     #[test]
     fn urgency_is_three_unless_it_is_said_well() {
-        for (text, u) in [("u=0", 0), ("u=7, i", 7), ("i, u=1", 1), ("u=2;x=1", 2), ("u=8", 3), ("u=", 3), ("u=-1", 3), ("u=10", 3), ("", 3), ("U=1", 3)] {
+        for (text, u) in [
+            ("u=0", 0),
+            ("u=7, i", 7),
+            ("i, u=1", 1),
+            ("u=2;x=1", 2),
+            ("u=8", 3),
+            ("u=", 3),
+            ("u=-1", 3),
+            ("u=10", 3),
+            ("", 3),
+            ("U=1", 3),
+        ] {
             assert_eq!(urgency(&map(&[("priority", text)])), u, "{text}");
         }
         assert_eq!(urgency(&HeaderMap::new()), 3);
@@ -170,14 +227,41 @@ mod tests {
 
     #[test]
     fn max_wait_is_a_duration_or_an_error() {
-        for (text, seconds) in [("5s", 5.0), ("4", 4.0), ("0.4", 0.4), ("1m 30s", 90.0), ("250ms", 0.25), ("0s", 0.0)] {
-            let d = max_wait(&map(&[("paceline-max-wait", text)])).expect("valid").expect("there");
+        for (text, seconds) in [
+            ("5s", 5.0),
+            ("4", 4.0),
+            ("0.4", 0.4),
+            ("1m 30s", 90.0),
+            ("250ms", 0.25),
+            ("0s", 0.0),
+        ] {
+            let d = max_wait(&map(&[("paceline-max-wait", text)]))
+                .expect("valid")
+                .expect("there");
             assert!((d.as_secs_f64() - seconds).abs() < 1e-9, "{text}");
         }
-        for text in ["", "-4", "NaN", "1e9", "soon", "5 parsecs", "99999999999999999999999999", "1.2.3"] {
-            assert!(max_wait(&map(&[("paceline-max-wait", text)])).is_err(), "{text}");
+        for text in [
+            "",
+            "-4",
+            "NaN",
+            "1e9",
+            "soon",
+            "5 parsecs",
+            "99999999999999999999999999",
+            "1.2.3",
+        ] {
+            assert!(
+                max_wait(&map(&[("paceline-max-wait", text)])).is_err(),
+                "{text}"
+            );
         }
-        assert!(max_wait(&map(&[("paceline-max-wait", "1s"), ("paceline-max-wait", "2s")])).is_err());
+        assert!(
+            max_wait(&map(&[
+                ("paceline-max-wait", "1s"),
+                ("paceline-max-wait", "2s")
+            ]))
+            .is_err()
+        );
         assert_eq!(max_wait(&HeaderMap::new()), Ok(None));
     }
 

@@ -14,8 +14,7 @@ use tokio::{
 };
 
 use crate::{
-    config,
-    downstream,
+    config, downstream,
     drain::Signal,
     error::Error,
     policy,
@@ -56,7 +55,9 @@ pub async fn run(listener: TcpListener, proxy: Arc<Proxy>, mut drain: Signal) {
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
             Err(e) => {
-                tracing::warn!("a connection was not accepted: {e}; raise the limit of open files if this stays");
+                tracing::warn!(
+                    "a connection was not accepted: {e}; raise the limit of open files if this stays"
+                );
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }
@@ -64,7 +65,11 @@ pub async fn run(listener: TcpListener, proxy: Arc<Proxy>, mut drain: Signal) {
         // Without this the 200, the handshake and each small answer would wait for the peer's delayed acknowledgement.
         let _ = stream.set_nodelay(true);
         let client = peer.ip().to_canonical();
-        let refusal = if !policy::admits(&proxy.settings.allow_clients, client) { Some(Error::ClientDenied) } else { None };
+        let refusal = if !policy::admits(&proxy.settings.allow_clients, client) {
+            Some(Error::ClientDenied)
+        } else {
+            None
+        };
         match (refusal, room.clone().try_acquire_owned()) {
             (None, Ok(permit)) => {
                 let (proxy, drain) = (proxy.clone(), drain.clone());
@@ -90,7 +95,12 @@ pub async fn run(listener: TcpListener, proxy: Arc<Proxy>, mut drain: Signal) {
 
 async fn serve(stream: TcpStream, client: IpAddr, proxy: Arc<Proxy>, drain: Signal) {
     let _counted = proxy.metrics.connection();
-    let downstream = Arc::new(Downstream { proxy, client, pinned: None, plan: Default::default() });
+    let downstream = Arc::new(Downstream {
+        proxy,
+        client,
+        pinned: None,
+        plan: Default::default(),
+    });
     let rest = downstream::serve(stream, downstream.clone(), drain.clone()).await;
     if let (Some(rest), Some(plan)) = (rest, downstream.promised()) {
         tunnel::run(&downstream, plan, rest.stream, rest.early, drain).await;
@@ -101,7 +111,10 @@ async fn serve(stream: TcpStream, client: IpAddr, proxy: Arc<Proxy>, drain: Sign
 fn head(error: &Error, settings: &config::Proxy) -> String {
     let status = error.status(settings.refusal_status);
     let text = error.text();
-    let retry = error.retry_after().map(|s| format!("retry-after: {s}\r\n")).unwrap_or_default();
+    let retry = error
+        .retry_after()
+        .map(|s| format!("retry-after: {s}\r\n"))
+        .unwrap_or_default();
     format!(
         "HTTP/1.1 {} paceline: {text}\r\nproxy-status: paceline; error={}\r\n{retry}content-type: text/plain\r\n\
          content-length: {}\r\nconnection: close\r\n\r\npaceline: {text}\n",

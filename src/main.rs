@@ -34,9 +34,11 @@ fn main() -> ExitCode {
     let done = match command {
         cli::Command::Run => run(config),
         cli::Command::Env => print(cli::env::env(&config)),
-        cli::Command::Ca(cli::CaCommand::Init { unconstrained }) => {
-            print(cli::ca::init(&config.ca.dir, app::intercepted(&config), unconstrained))
-        }
+        cli::Command::Ca(cli::CaCommand::Init { unconstrained }) => print(cli::ca::init(
+            &config.ca.dir,
+            app::intercepted(&config),
+            unconstrained,
+        )),
         cli::Command::Ca(cli::CaCommand::Show) => print(cli::ca::show(&config.ca.dir)),
         cli::Command::Ca(cli::CaCommand::Bundle) => print(cli::ca::bundle(&config.ca.dir)),
         cli::Command::Check => Ok(()),
@@ -74,7 +76,9 @@ async fn check(mut report: cli::check::CheckReport) -> ExitCode {
         let files = ca::Files::new(&config.ca.dir);
         if files.has(ca::ISSUER_CERTIFICATE) || files.has(ca::ISSUER_KEY) {
             match ca::Issuer::load(&config.ca.dir) {
-                Ok(issuer) => app::uncovered(&config, &issuer).into_iter().for_each(|l| report.add_fault(l)),
+                Ok(issuer) => app::uncovered(&config, &issuer)
+                    .into_iter()
+                    .for_each(|l| report.add_fault(l)),
                 Err(e) => report.add_fault(format!("ca: {e}")),
             }
         }

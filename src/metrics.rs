@@ -7,18 +7,23 @@
 use std::{sync::Arc, time::Duration};
 
 use prometheus::{
-    Counter, CounterVec, Encoder as _, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounter,
-    IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder, core::Collector,
+    Counter, CounterVec, Encoder as _, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec,
+    IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder, core::Collector,
 };
 
 /// Waits: from what one slot of a fast destination takes to the longest patience.
-const WAIT_BUCKETS: &[f64] =
-    &[0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 25.0, 60.0];
+const WAIT_BUCKETS: &[f64] = &[
+    0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 25.0, 60.0,
+];
 /// Lateness: the goal is half a millisecond, the limit a grace of 10 to 50 ms.
-const LATENESS_BUCKETS: &[f64] = &[0.000_05, 0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05];
+const LATENESS_BUCKETS: &[f64] = &[
+    0.000_05, 0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05,
+];
 /// Calls to the store: from a local socket to the deadline of a call.
-const STORE_BUCKETS: &[f64] =
-    &[0.000_05, 0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0];
+const STORE_BUCKETS: &[f64] = &[
+    0.000_05, 0.000_1, 0.000_2, 0.000_5, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5,
+    1.0,
+];
 
 /// All figures of one replica.
 #[derive(Debug)]
@@ -91,34 +96,155 @@ impl Metrics {
         let registry = Registry::new();
         let d = &["destination"];
         let metrics = Metrics {
-            dispatches: counters(&registry, "paceline_dispatches_total", "Requests sent upstream, by how they came by their slot.", &["destination", "mode"]),
-            requests: counters(&registry, "paceline_requests_total", "Requests answered, by outcome: ok, or the reason of a refusal or failure.", &["destination", "outcome"]),
-            responses: counters(&registry, "paceline_upstream_responses_total", "Responses received from upstream, by status.", &["destination", "code"]),
-            ceiling: gauges(&registry, "paceline_ceiling_rate", "Requests per second allowed in all, as configured.", d),
-            effective: gauges(&registry, "paceline_effective_rate", "Requests per second allowed in all at the moment.", d),
-            observed: gauges(&registry, "paceline_observed_rate", "Requests per second sent by this replica over the last 10 s.", d),
-            busiest: int_gauges(&registry, "paceline_busiest_second", "Most requests that this replica sent in any one second of the last 5 min.", d),
-            smallest_gap: gauges(&registry, "paceline_smallest_gap_seconds", "Smallest gap between two requests of this replica in the last 5 min.", d),
-            queue_depth: int_gauges(&registry, "paceline_queue_depth", "Requests that wait for their turn in this replica.", d),
-            wait: histograms(&registry, "paceline_wait_seconds", "Time from a request's arrival to its dispatch (with dry_run: what it would have been).", WAIT_BUCKETS),
-            lateness: histograms(&registry, "paceline_slot_lateness_seconds", "Time from a slot to the dispatch in it.", LATENESS_BUCKETS),
-            voided: register(&registry, CounterVec::new(Opts::new("paceline_slots_void_total", "Slots that passed unused."), d)),
-            reservation: register(&registry, Histogram::with_opts(HistogramOpts::new("paceline_reservation_seconds", "Round trip of a reservation to the store.").buckets(STORE_BUCKETS.to_vec()))),
-            store_errors: counters(&registry, "paceline_store_errors_total", "Failed calls and connections to the store, by reason.", &["reason"]),
-            store_up: register(&registry, IntGauge::new("paceline_store_up", "1 while the store can be reached (always with the embedded store).")),
-            clock_steps: register(&registry, IntCounter::new("paceline_clock_steps_total", "Steps of the store's clock that were noticed.")),
-            tunnels: register(&registry, IntGauge::new("paceline_tunnels", "Tunnels open at the moment, intercepted ones included.")),
-            connections: register(&registry, IntGauge::new("paceline_connections", "Connections from clients at the moment.")),
-            untrusting: register(&registry, IntCounter::new("paceline_untrusting_clients_total", "TLS handshakes that a client broke off, most often because it does not trust the CA.")),
-            ca_expiry: register(&registry, Gauge::new("paceline_ca_expiry_timestamp_seconds", "When the issuing certificate expires, as seconds since the epoch.")),
+            dispatches: counters(
+                &registry,
+                "paceline_dispatches_total",
+                "Requests sent upstream, by how they came by their slot.",
+                &["destination", "mode"],
+            ),
+            requests: counters(
+                &registry,
+                "paceline_requests_total",
+                "Requests answered, by outcome: ok, or the reason of a refusal or failure.",
+                &["destination", "outcome"],
+            ),
+            responses: counters(
+                &registry,
+                "paceline_upstream_responses_total",
+                "Responses received from upstream, by status.",
+                &["destination", "code"],
+            ),
+            ceiling: gauges(
+                &registry,
+                "paceline_ceiling_rate",
+                "Requests per second allowed in all, as configured.",
+                d,
+            ),
+            effective: gauges(
+                &registry,
+                "paceline_effective_rate",
+                "Requests per second allowed in all at the moment.",
+                d,
+            ),
+            observed: gauges(
+                &registry,
+                "paceline_observed_rate",
+                "Requests per second sent by this replica over the last 10 s.",
+                d,
+            ),
+            busiest: int_gauges(
+                &registry,
+                "paceline_busiest_second",
+                "Most requests that this replica sent in any one second of the last 5 min.",
+                d,
+            ),
+            smallest_gap: gauges(
+                &registry,
+                "paceline_smallest_gap_seconds",
+                "Smallest gap between two requests of this replica in the last 5 min.",
+                d,
+            ),
+            queue_depth: int_gauges(
+                &registry,
+                "paceline_queue_depth",
+                "Requests that wait for their turn in this replica.",
+                d,
+            ),
+            wait: histograms(
+                &registry,
+                "paceline_wait_seconds",
+                "Time from a request's arrival to its dispatch (with dry_run: what it would have been).",
+                WAIT_BUCKETS,
+            ),
+            lateness: histograms(
+                &registry,
+                "paceline_slot_lateness_seconds",
+                "Time from a slot to the dispatch in it.",
+                LATENESS_BUCKETS,
+            ),
+            voided: register(
+                &registry,
+                CounterVec::new(
+                    Opts::new("paceline_slots_void_total", "Slots that passed unused."),
+                    d,
+                ),
+            ),
+            reservation: register(
+                &registry,
+                Histogram::with_opts(
+                    HistogramOpts::new(
+                        "paceline_reservation_seconds",
+                        "Round trip of a reservation to the store.",
+                    )
+                    .buckets(STORE_BUCKETS.to_vec()),
+                ),
+            ),
+            store_errors: counters(
+                &registry,
+                "paceline_store_errors_total",
+                "Failed calls and connections to the store, by reason.",
+                &["reason"],
+            ),
+            store_up: register(
+                &registry,
+                IntGauge::new(
+                    "paceline_store_up",
+                    "1 while the store can be reached (always with the embedded store).",
+                ),
+            ),
+            clock_steps: register(
+                &registry,
+                IntCounter::new(
+                    "paceline_clock_steps_total",
+                    "Steps of the store's clock that were noticed.",
+                ),
+            ),
+            tunnels: register(
+                &registry,
+                IntGauge::new(
+                    "paceline_tunnels",
+                    "Tunnels open at the moment, intercepted ones included.",
+                ),
+            ),
+            connections: register(
+                &registry,
+                IntGauge::new(
+                    "paceline_connections",
+                    "Connections from clients at the moment.",
+                ),
+            ),
+            untrusting: register(
+                &registry,
+                IntCounter::new(
+                    "paceline_untrusting_clients_total",
+                    "TLS handshakes that a client broke off, most often because it does not trust the CA.",
+                ),
+            ),
+            ca_expiry: register(
+                &registry,
+                Gauge::new(
+                    "paceline_ca_expiry_timestamp_seconds",
+                    "When the issuing certificate expires, as seconds since the epoch.",
+                ),
+            ),
             registry,
         };
-        let build = gauges(&metrics.registry, "paceline_build_info", "1, with the version.", &["version"]);
-        build.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1.0);
+        let build = gauges(
+            &metrics.registry,
+            "paceline_build_info",
+            "1, with the version.",
+            &["version"],
+        );
+        build
+            .with_label_values(&[env!("CARGO_PKG_VERSION")])
+            .set(1.0);
         #[cfg(target_os = "linux")]
         {
             let process = prometheus::process_collector::ProcessCollector::for_self();
-            metrics.registry.register(Box::new(process)).expect("names do not clash");
+            metrics
+                .registry
+                .register(Box::new(process))
+                .expect("names do not clash");
         }
         Arc::new(metrics)
     }
@@ -142,7 +268,9 @@ impl Metrics {
 
     /// A request was answered. `destination` is empty for hosts that none governs.
     pub fn request(&self, destination: &str, outcome: &str) {
-        self.requests.with_label_values(&[destination, outcome]).inc();
+        self.requests
+            .with_label_values(&[destination, outcome])
+            .inc();
     }
 
     /// A call to the store took `span`, and failed if there is a reason.
@@ -193,11 +321,18 @@ impl Metrics {
             self.ceiling.with_label_values(label).set(s.ceiling);
             self.effective.with_label_values(label).set(s.effective);
             self.observed.with_label_values(label).set(s.observed);
-            self.busiest.with_label_values(label).set(i64::try_from(s.busiest).unwrap_or(i64::MAX));
-            self.smallest_gap.with_label_values(label).set(s.smallest_gap.unwrap_or(f64::NAN));
-            self.queue_depth.with_label_values(label).set(i64::try_from(s.waiting).unwrap_or(i64::MAX));
+            self.busiest
+                .with_label_values(label)
+                .set(i64::try_from(s.busiest).unwrap_or(i64::MAX));
+            self.smallest_gap
+                .with_label_values(label)
+                .set(s.smallest_gap.unwrap_or(f64::NAN));
+            self.queue_depth
+                .with_label_values(label)
+                .set(i64::try_from(s.waiting).unwrap_or(i64::MAX));
         }
-        self.clock_steps.inc_by(clock_steps.saturating_sub(self.clock_steps.get()));
+        self.clock_steps
+            .inc_by(clock_steps.saturating_sub(self.clock_steps.get()));
         let mut text = Vec::new();
         // Writing to memory does not fail, and a metric without a value has been left out by `gather`.
         let _ = TextEncoder::new().encode(&self.registry.gather(), &mut text);
@@ -226,7 +361,10 @@ impl DestinationFigures {
 
     /// A response came.
     pub fn responded(&self, status: http::StatusCode) {
-        self.all.responses.with_label_values(&[&*self.name, status.as_str()]).inc();
+        self.all
+            .responses
+            .with_label_values(&[&*self.name, status.as_str()])
+            .inc();
     }
 
     /// A request was answered.
@@ -262,7 +400,9 @@ impl Drop for GaugeGuard {
 /// Registers a collector. Names are constants of this file, so that neither they nor their labels can be wrong.
 fn register<C: Collector + Clone + 'static>(registry: &Registry, made: prometheus::Result<C>) -> C {
     let collector = made.expect("a valid name and help text");
-    registry.register(Box::new(collector.clone())).expect("names do not clash");
+    registry
+        .register(Box::new(collector.clone()))
+        .expect("names do not clash");
     collector
 }
 
@@ -279,5 +419,11 @@ fn int_gauges(registry: &Registry, name: &str, help: &str, labels: &[&str]) -> I
 }
 
 fn histograms(registry: &Registry, name: &str, help: &str, buckets: &[f64]) -> HistogramVec {
-    register(registry, HistogramVec::new(HistogramOpts::new(name, help).buckets(buckets.to_vec()), &["destination"]))
+    register(
+        registry,
+        HistogramVec::new(
+            HistogramOpts::new(name, help).buckets(buckets.to_vec()),
+            &["destination"],
+        ),
+    )
 }

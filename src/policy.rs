@@ -47,7 +47,10 @@ pub struct Reach {
 impl Reach {
     /// Global addresses, and those in `listed`.
     pub fn new(listed: &[IpNet]) -> Self {
-        Reach { listed: listed.into(), own: Arc::default() }
+        Reach {
+            listed: listed.into(),
+            own: Arc::default(),
+        }
     }
 
     /// Says which addresses are our own listeners. Only the first call counts.
@@ -63,19 +66,27 @@ impl Reach {
         let ip = address.ip().to_canonical();
         let ours = self.own.get().is_some_and(|own| {
             own.iter().any(|o| {
-                let same = o.ip().to_canonical() == ip || o.ip().is_unspecified() && ip.is_loopback() || ip.is_unspecified();
+                let same = o.ip().to_canonical() == ip
+                    || o.ip().is_unspecified() && ip.is_loopback()
+                    || ip.is_unspecified();
                 o.port() == address.port() && same
             })
         });
         if ours {
             return Err(Error::Loop);
         }
-        if self.is_listed(ip) || is_global(ip) { Ok(()) } else { Err(Error::AddressDenied) }
+        if self.is_listed(ip) || is_global(ip) {
+            Ok(())
+        } else {
+            Err(Error::AddressDenied)
+        }
     }
 
     /// Whether the operator listed this address.
     pub fn is_listed(&self, ip: IpAddr) -> bool {
-        self.listed.iter().any(|net| net.contains(&ip.to_canonical()))
+        self.listed
+            .iter()
+            .any(|net| net.contains(&ip.to_canonical()))
     }
 }
 
@@ -124,20 +135,70 @@ mod tests {
     #[test]
     fn only_globally_reachable_addresses_pass() {
         for ip in [
-            "8.8.8.8", "1.1.1.1", "172.15.255.255", "172.32.0.0", "100.63.255.255", "100.128.0.0", "169.253.255.255",
-            "192.0.1.0", "198.17.255.255", "198.20.0.0", "223.255.255.255", "2606:4700::1111", "2001:4860:4860::8888",
-            "2001:200::1", "::ffff:8.8.8.8",
+            "8.8.8.8",
+            "1.1.1.1",
+            "172.15.255.255",
+            "172.32.0.0",
+            "100.63.255.255",
+            "100.128.0.0",
+            "169.253.255.255",
+            "192.0.1.0",
+            "198.17.255.255",
+            "198.20.0.0",
+            "223.255.255.255",
+            "2606:4700::1111",
+            "2001:4860:4860::8888",
+            "2001:200::1",
+            "::ffff:8.8.8.8",
         ] {
             assert!(is_global(ip.parse().expect("an address")), "{ip}");
         }
         for ip in [
-            "0.0.0.0", "0.1.2.3", "10.0.0.1", "100.64.0.1", "100.100.100.200", "127.0.0.1", "127.255.255.255",
-            "168.63.129.16", "169.254.169.254", "169.254.170.2", "172.16.0.1", "172.31.255.255", "192.0.0.1",
-            "192.0.2.1", "192.88.99.1", "192.168.1.1", "198.18.0.1", "198.19.255.255", "198.51.100.1", "203.0.113.1",
-            "224.0.0.1", "240.0.0.1", "255.255.255.255", "::", "::1", "::7f00:1", "::ffff:127.0.0.1",
-            "64:ff9b::7f00:1", "64:ff9b:1::1", "100::1", "2001::1", "2001:10::1", "2001:20::1", "2001:db8::1",
-            "2002:7f00:1::", "2002:a00:1::1", "3fff::1", "5f00::1", "fc00::1", "fd00:ec2::254", "fe80::1", "fec0::1",
-            "ff02::1", "2606:4700::5efe:7f00:1", "2606:4700::200:5efe:a00:1",
+            "0.0.0.0",
+            "0.1.2.3",
+            "10.0.0.1",
+            "100.64.0.1",
+            "100.100.100.200",
+            "127.0.0.1",
+            "127.255.255.255",
+            "168.63.129.16",
+            "169.254.169.254",
+            "169.254.170.2",
+            "172.16.0.1",
+            "172.31.255.255",
+            "192.0.0.1",
+            "192.0.2.1",
+            "192.88.99.1",
+            "192.168.1.1",
+            "198.18.0.1",
+            "198.19.255.255",
+            "198.51.100.1",
+            "203.0.113.1",
+            "224.0.0.1",
+            "240.0.0.1",
+            "255.255.255.255",
+            "::",
+            "::1",
+            "::7f00:1",
+            "::ffff:127.0.0.1",
+            "64:ff9b::7f00:1",
+            "64:ff9b:1::1",
+            "100::1",
+            "2001::1",
+            "2001:10::1",
+            "2001:20::1",
+            "2001:db8::1",
+            "2002:7f00:1::",
+            "2002:a00:1::1",
+            "3fff::1",
+            "5f00::1",
+            "fc00::1",
+            "fd00:ec2::254",
+            "fe80::1",
+            "fec0::1",
+            "ff02::1",
+            "2606:4700::5efe:7f00:1",
+            "2606:4700::200:5efe:a00:1",
         ] {
             assert!(!is_global(ip.parse().expect("an address")), "{ip}");
         }
@@ -158,10 +219,25 @@ mod tests {
     #[test]
     fn clients_are_admitted_by_range() {
         let default = [ClientRange::Loopback, ClientRange::Private];
-        for (ip, yes) in [("127.0.0.1", true), ("::1", true), ("10.1.2.3", true), ("fd00::1", true), ("::ffff:192.168.0.1", true), ("8.8.8.8", false), ("2606:4700::1", false)] {
-            assert_eq!(admits(&default, ip.parse().expect("an address")), yes, "{ip}");
+        for (ip, yes) in [
+            ("127.0.0.1", true),
+            ("::1", true),
+            ("10.1.2.3", true),
+            ("fd00::1", true),
+            ("::ffff:192.168.0.1", true),
+            ("8.8.8.8", false),
+            ("2606:4700::1", false),
+        ] {
+            assert_eq!(
+                admits(&default, ip.parse().expect("an address")),
+                yes,
+                "{ip}"
+            );
         }
-        assert!(admits(&[ClientRange::Any], "8.8.8.8".parse().expect("an address")));
+        assert!(admits(
+            &[ClientRange::Any],
+            "8.8.8.8".parse().expect("an address")
+        ));
         assert!(!admits(&[], "127.0.0.1".parse().expect("an address")));
     }
 }

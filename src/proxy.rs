@@ -105,15 +105,25 @@ impl Downstream {
     ///
     /// # Errors
     /// None; the type is what the codec wants.
-    pub async fn serve(self: Arc<Self>, request: Request<Incoming>) -> Result<Response<Answer>, Infallible> {
+    pub async fn serve(
+        self: Arc<Self>,
+        request: Request<Incoming>,
+    ) -> Result<Response<Answer>, Infallible> {
         let user = self.pinned.as_ref().and_then(|p| p.user.clone());
-        let mut record = Record::new(self.proxy.metrics.clone(), self.client, user, request.method().clone());
+        let mut record = Record::new(
+            self.proxy.metrics.clone(),
+            self.client,
+            user,
+            request.method().clone(),
+        );
         let is_connect = request.method() == Method::CONNECT;
         let outcome = self.carry(request, &mut record).await;
         Ok(match outcome {
             // A tunnel's record ends with the tunnel, any other with the body of its answer.
             Ok(response) if is_connect => {
-                if let Some(promise) = &mut *self.plan.lock().unwrap_or_else(PoisonError::into_inner) {
+                if let Some(promise) =
+                    &mut *self.plan.lock().unwrap_or_else(PoisonError::into_inner)
+                {
                     promise.record = Some(record);
                 }
                 response
@@ -130,7 +140,11 @@ impl Downstream {
         })
     }
 
-    async fn carry(&self, request: Request<Incoming>, record: &mut Record) -> Result<Response<Answer>, Error> {
+    async fn carry(
+        &self,
+        request: Request<Incoming>,
+        record: &mut Record,
+    ) -> Result<Response<Answer>, Error> {
         match self.wish(&request)? {
             Wish::Connect(authority) => {
                 record.target(None, &authority, "");
@@ -146,7 +160,12 @@ impl Downstream {
                 if headers::has_passed_us(request.headers()) {
                     return Err(Error::Loop);
                 }
-                if self.proxy.destinations.governing(&target.authority.host).is_none() {
+                if self
+                    .proxy
+                    .destinations
+                    .governing(&target.authority.host)
+                    .is_none()
+                {
                     self.literal_allowed(&target.authority)?;
                 }
                 let terms = Terms {
@@ -186,15 +205,25 @@ impl Downstream {
             }
             None => host(request.headers(), request.version(), pinned)?,
         };
-        let sni_differs = pinned.sni.as_ref().is_some_and(|sni| *sni != pinned.authority.host);
+        let sni_differs = pinned
+            .sni
+            .as_ref()
+            .is_some_and(|sni| *sni != pinned.authority.host);
         if authority != pinned.authority || sni_differs {
             return Err(Error::Misdirected);
         }
-        Ok(Wish::Fetch(Target { scheme: pinned.scheme, authority }))
+        Ok(Wish::Fetch(Target {
+            scheme: pinned.scheme,
+            authority,
+        }))
     }
 
     fn authenticate(&self, headers: &HeaderMap) -> Result<Option<Arc<str>>, Error> {
-        self.proxy.credentials.as_ref().map(|c| c.check(headers)).transpose()
+        self.proxy
+            .credentials
+            .as_ref()
+            .map(|c| c.check(headers))
+            .transpose()
     }
 
     /// The key under which the queue is fair to this client: its user where it has one, else its address.
@@ -212,24 +241,33 @@ impl Downstream {
     /// [`Error::AddressDenied`].
     pub fn literal_allowed(&self, authority: &Authority) -> Result<(), Error> {
         match authority.host {
-            Host::Ip(ip) if !self.proxy.upstream.is_listed(ip, authority) => Err(Error::AddressDenied),
+            Host::Ip(ip) if !self.proxy.upstream.is_listed(ip, authority) => {
+                Err(Error::AddressDenied)
+            }
             _ => Ok(()),
         }
     }
 
     /// Leaves word of what to do once the answer to a CONNECT is sent.
     pub fn promise(&self, plan: Plan) {
-        *self.plan.lock().unwrap_or_else(PoisonError::into_inner) = Some(Promise { plan, record: None });
+        *self.plan.lock().unwrap_or_else(PoisonError::into_inner) =
+            Some(Promise { plan, record: None });
     }
 
     /// Whether there is something to do.
     pub fn has_promise(&self) -> bool {
-        self.plan.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.plan
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .is_some()
     }
 
     /// What was promised, if anything.
     pub fn promised(&self) -> Option<Promise> {
-        self.plan.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.plan
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take()
     }
 }
 
@@ -239,7 +277,11 @@ fn absolute(uri: &Uri) -> Result<Target, Error> {
         Some("http") => Scheme::Http,
         Some("https") => Scheme::Https,
         Some(_) => return Err(Error::Malformed("only http and https URLs are fetched")),
-        None => return Err(Error::Malformed("this is a proxy; set it as HTTPS_PROXY and ask it for whole URLs")),
+        None => {
+            return Err(Error::Malformed(
+                "this is a proxy; set it as HTTPS_PROXY and ask it for whole URLs",
+            ));
+        }
     };
     let text = uri.authority().map_or("", |a| a.as_str());
     let authority = Authority::parse(text, Some(scheme.default_port()))
@@ -252,7 +294,9 @@ fn absolute(uri: &Uri) -> Result<Target, Error> {
 fn host(headers: &HeaderMap, version: Version, pinned: &Pinned) -> Result<Authority, Error> {
     let mut hosts = headers.get_all(HOST).iter();
     let text = match (hosts.next(), hosts.next()) {
-        (Some(one), None) => one.to_str().map_err(|_| Error::Malformed("the Host field is not ASCII"))?,
+        (Some(one), None) => one
+            .to_str()
+            .map_err(|_| Error::Malformed("the Host field is not ASCII"))?,
         (None, _) if version == Version::HTTP_10 => return Ok(pinned.authority.clone()),
         (None, _) => return Err(Error::Malformed("the Host field is missing")),
         (Some(_), Some(_)) => return Err(Error::Malformed("there is more than one Host field")),
@@ -262,12 +306,18 @@ fn host(headers: &HeaderMap, version: Version, pinned: &Pinned) -> Result<Author
 }
 
 /// The request as the origin gets it: origin-form, HTTP/1.1, `Host` as the target says, without what ends here.
-fn outgoing(request: Request<Incoming>, target: &Target, sent: Arc<AtomicU64>) -> Result<Request<Outgoing>, Error> {
+fn outgoing(
+    request: Request<Incoming>,
+    target: &Target,
+    sent: Arc<AtomicU64>,
+) -> Result<Request<Outgoing>, Error> {
     let (mut head, body) = request.into_parts();
     headers::strip_request(&mut head.headers);
     if head.uri.scheme().is_some() || head.uri.authority().is_some() {
         let path = head.uri.path_and_query().map_or("/", |p| p.as_str());
-        head.uri = path.parse().map_err(|_| Error::Malformed("the URL's path is malformed"))?;
+        head.uri = path
+            .parse()
+            .map_err(|_| Error::Malformed("the URL's path is malformed"))?;
         head.headers.insert(HOST, host_value(target)?);
     } else if !head.headers.contains_key(HOST) {
         head.headers.insert(HOST, host_value(target)?);
@@ -291,12 +341,18 @@ pub fn refuse(error: &Error, settings: &config::Proxy, is_connect: bool) -> Resp
     *response.status_mut() = status;
     let headers = response.headers_mut();
     headers.insert(headers::PROXY_STATUS, headers::proxy_status(error));
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    headers.insert(
+        CONTENT_TYPE,
+        HeaderValue::from_static("text/plain; charset=utf-8"),
+    );
     if let Some(seconds) = error.retry_after() {
         headers.insert(RETRY_AFTER, HeaderValue::from(seconds));
     }
     if status == StatusCode::PROXY_AUTHENTICATION_REQUIRED {
-        headers.insert(PROXY_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"paceline\", charset=\"UTF-8\""));
+        headers.insert(
+            PROXY_AUTHENTICATE,
+            HeaderValue::from_static("Basic realm=\"paceline\", charset=\"UTF-8\""),
+        );
     }
     if is_connect || error.closes() {
         headers.insert(CONNECTION, HeaderValue::from_static("close"));

@@ -16,10 +16,7 @@ use http::{Method, StatusCode};
 use tokio::time::Instant;
 
 use crate::{
-    authority::Authority,
-    destination::Destination,
-    error::Error,
-    metrics::Metrics,
+    authority::Authority, destination::Destination, error::Error, metrics::Metrics,
     upstream::Scheme,
 };
 
@@ -49,7 +46,12 @@ pub struct Record {
 
 impl Record {
     /// A request of `client` has been read.
-    pub fn new(metrics: Arc<Metrics>, client: IpAddr, user: Option<Arc<str>>, method: Method) -> Self {
+    pub fn new(
+        metrics: Arc<Metrics>,
+        client: IpAddr,
+        user: Option<Arc<str>>,
+        method: Method,
+    ) -> Self {
         Record {
             metrics,
             client,
@@ -135,7 +137,10 @@ impl Record {
 impl Drop for Record {
     fn drop(&mut self) {
         let total = self.started.elapsed();
-        let destination = self.destination.as_ref().map_or("", |d| &**d.figures().name());
+        let destination = self
+            .destination
+            .as_ref()
+            .map_or("", |d| &**d.figures().name());
         // What goes on inside a tunnel is counted by itself; the tunnel counts only where it was refused.
         let opened = self.method == Method::CONNECT && self.status.is_none();
         match &self.destination {
@@ -143,8 +148,14 @@ impl Drop for Record {
             Some(d) => d.figures().answered(self.outcome),
             None => self.metrics.request("", self.outcome),
         }
-        let scheme = self.scheme.map_or(String::new(), |s| format!("{}://", s.as_str()));
-        let authority = self.authority.as_ref().map(ToString::to_string).unwrap_or_default();
+        let scheme = self
+            .scheme
+            .map_or(String::new(), |s| format!("{}://", s.as_str()));
+        let authority = self
+            .authority
+            .as_ref()
+            .map(ToString::to_string)
+            .unwrap_or_default();
         let seconds = |d: Option<Duration>| d.map(|d| (d.as_secs_f64() * 1e6).round() / 1e6);
         tracing::info!(
             target: "access",

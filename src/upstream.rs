@@ -16,12 +16,7 @@ use crate::{
     config,
     error::Error,
     policy::Reach,
-    upstream::{
-        dial::Dialer,
-        exchange::Ready,
-        pool::Pool,
-        stream::Stream,
-    },
+    upstream::{dial::Dialer, exchange::Ready, pool::Pool, stream::Stream},
 };
 
 /// DNS, TCP and TLS together may take this long.
@@ -76,7 +71,10 @@ impl Upstream {
     /// # Errors
     /// A file with roots cannot be read, or no root is to be had at all. The text says which and what to do.
     pub fn new(config: &config::Upstream, reach: Reach) -> Result<Self, String> {
-        Ok(Upstream { dialer: Dialer::new(config, reach)?, pool: Pool::start() })
+        Ok(Upstream {
+            dialer: Dialer::new(config, reach)?,
+            pool: Pool::start(),
+        })
     }
 
     /// Whether the operator listed this address, by itself or in `resolve`.
@@ -109,7 +107,9 @@ impl Upstream {
             let stream = self.dialer.stream(target).await?;
             Ready::handshake(stream, target.clone(), self.pool.clone()).await
         };
-        tokio::time::timeout(READY_DEADLINE, made).await.unwrap_or(Err(Error::ConnectTimeout))
+        tokio::time::timeout(READY_DEADLINE, made)
+            .await
+            .unwrap_or(Err(Error::ConnectTimeout))
     }
 
     /// A bare TCP connection, for a tunnel that is not looked into.
@@ -117,7 +117,10 @@ impl Upstream {
     /// # Errors
     /// Why there is none.
     pub async fn tunnel(&self, authority: &Authority) -> Result<tokio::net::TcpStream, Error> {
-        let target = Target { scheme: Scheme::Http, authority: authority.clone() };
+        let target = Target {
+            scheme: Scheme::Http,
+            authority: authority.clone(),
+        };
         match tokio::time::timeout(READY_DEADLINE, self.dialer.stream(&target)).await {
             Ok(Ok(Stream::Plain(tcp))) => Ok(tcp),
             Ok(Ok(Stream::Tls(_))) => Err(Error::Tls),

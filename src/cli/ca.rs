@@ -78,10 +78,17 @@ pub fn describe(outcome: &Outcome) -> String {
 /// # Errors
 /// Those of [`Issuer::load`], and a `ca.pem` that is there but cannot be read.
 pub fn show(dir: &Path) -> Result<String, CaError> {
-    let mut text: String = in_words(dir)?.lines().map(|line| format!("# {line}\n")).collect();
+    let mut text: String = in_words(dir)?
+        .lines()
+        .map(|line| format!("# {line}\n"))
+        .collect();
     let path = Files::new(dir).path(ROOT_CERTIFICATE);
     if path.exists() {
-        let root = fs::read_to_string(&path).map_err(|source| CaError::Io { action: "read", path, source })?;
+        let root = fs::read_to_string(&path).map_err(|source| CaError::Io {
+            action: "read",
+            path,
+            source,
+        })?;
         text.push_str(&root);
     }
     Ok(text)

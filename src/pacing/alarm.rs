@@ -14,7 +14,8 @@ use std::{
 };
 
 use rustix::time::{
-    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
+    Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create,
+    timerfd_settime,
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
@@ -40,17 +41,30 @@ impl Alarm {
     /// # Errors
     /// The kernel has no timer to give (file descriptors are used up).
     pub fn start() -> io::Result<Arc<Alarm>> {
-        let fd = timerfd_create(TimerfdClockId::Boottime, TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC)?;
-        #[expect(deprecated, reason = "its replacement is unsafe, for types whose descriptor may change; an OwnedFd's cannot")]
+        let fd = timerfd_create(
+            TimerfdClockId::Boottime,
+            TimerfdFlags::NONBLOCK | TimerfdFlags::CLOEXEC,
+        )?;
+        #[expect(
+            deprecated,
+            reason = "its replacement is unsafe, for types whose descriptor may change; an OwnedFd's cannot"
+        )]
         let timer = AsyncFd::with_interest(fd, Interest::READABLE)?;
-        let alarm = Arc::new(Alarm { timer, sleepers: Mutex::default() });
+        let alarm = Arc::new(Alarm {
+            timer,
+            sleepers: Mutex::default(),
+        });
         tokio::spawn(serve(Arc::downgrade(&alarm)));
         Ok(alarm)
     }
 
     /// Resolves at `at`, or at once when that has passed; never early.
     pub fn sleep_until(&self, at: LocalTime) -> Sleep<'_> {
-        Sleep { alarm: self, at, key: None }
+        Sleep {
+            alarm: self,
+            at,
+            key: None,
+        }
     }
 
     fn fire(&self) {
@@ -64,14 +78,25 @@ impl Alarm {
     }
 
     fn arm(&self, s: &mut Sleepers) {
-        let Some(first) = s.wakers.first_key_value().map(|((at, _), _)| *at) else { return };
+        let Some(first) = s.wakers.first_key_value().map(|((at, _), _)| *at) else {
+            return;
+        };
         if s.armed.is_some_and(|at| at <= first) {
             return;
         }
         // Zero would disarm the timer; an instant that has passed fires at once.
         let t = first.0.max(1);
-        let when = Timespec { tv_sec: t / SECOND, tv_nsec: t % SECOND };
-        let once = Itimerspec { it_interval: Timespec { tv_sec: 0, tv_nsec: 0 }, it_value: when };
+        let when = Timespec {
+            tv_sec: t / SECOND,
+            tv_nsec: t % SECOND,
+        };
+        let once = Itimerspec {
+            it_interval: Timespec {
+                tv_sec: 0,
+                tv_nsec: 0,
+            },
+            it_value: when,
+        };
         if timerfd_settime(self.timer.get_ref(), TimerfdTimerFlags::ABSTIME, &once).is_ok() {
             s.armed = Some(first);
         }
@@ -83,7 +108,8 @@ async fn serve(alarm: Weak<Alarm>) {
         // The handle is given back at least once a second, so that the task ends soon after the last other one.
         let _ = tokio::time::timeout(std::time::Duration::from_secs(1), async {
             if let Ok(mut guard) = alarm.timer.readable().await {
-                let _ = guard.try_io(|fd| rustix::io::read(fd.get_ref(), &mut [0u8; 8]).map_err(Into::into));
+                let _ = guard
+                    .try_io(|fd| rustix::io::read(fd.get_ref(), &mut [0u8; 8]).map_err(Into::into));
             }
         })
         .await;
@@ -106,7 +132,11 @@ impl Future for Sleep<'_> {
         if LocalTime::now() >= self.at {
             return Poll::Ready(());
         }
-        let mut s = self.alarm.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut s = self
+            .alarm
+            .sleepers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
         let key = self.key.unwrap_or_else(|| {
             s.next += 1;
             s.next
@@ -122,7 +152,11 @@ impl Future for Sleep<'_> {
 impl Drop for Sleep<'_> {
     fn drop(&mut self) {
         if let Some(key) = self.key {
-            let mut s = self.alarm.sleepers.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut s = self
+                .alarm
+                .sleepers
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner);
             s.wakers.remove(&(self.at, key));
         }
     }
@@ -159,7 +193,14 @@ mod tests {
         assert!(futures_poll(&mut sleep).await.is_pending());
         assert_eq!(alarm.sleepers.lock().expect("not poisoned").wakers.len(), 1);
         drop(sleep);
-        assert!(alarm.sleepers.lock().expect("not poisoned").wakers.is_empty());
+        assert!(
+            alarm
+                .sleepers
+                .lock()
+                .expect("not poisoned")
+                .wakers
+                .is_empty()
+        );
     }
 
     async fn futures_poll<F: Future + Unpin>(f: &mut F) -> Poll<F::Output> {

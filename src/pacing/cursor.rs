@@ -37,7 +37,8 @@ pub struct Granted {
 impl Granted {
     /// The end of the last slot, where the cursor now stands.
     pub fn end(&self) -> StoreTime {
-        self.start.plus(self.interval.saturating_mul(Nanos::from(self.slots)))
+        self.start
+            .plus(self.interval.saturating_mul(Nanos::from(self.slots)))
     }
 }
 
@@ -46,13 +47,25 @@ impl Granted {
 /// `cursor` is `None` when the store holds none or one that is not a sane number.
 pub fn reserve(cursor: Option<StoreTime>, now: StoreTime, ask: &Ask) -> Granted {
     let believed = |t: &StoreTime| t.since(now) <= ask.horizon;
-    let start = [cursor, ask.floor].into_iter().flatten().filter(believed).fold(now.plus(ask.lead.max(0)), StoreTime::max);
-    Granted { now, start, slots: ask.slots, interval: ask.interval }
+    let start = [cursor, ask.floor]
+        .into_iter()
+        .flatten()
+        .filter(believed)
+        .fold(now.plus(ask.lead.max(0)), StoreTime::max);
+    Granted {
+        now,
+        start,
+        slots: ask.slots,
+        interval: ask.interval,
+    }
 }
 
 /// The horizon of a cursor: `max(60 s, 4 x max_replicas x effective interval)`.
 pub fn horizon(interval: Nanos, max_replicas: u32) -> Nanos {
-    interval.saturating_mul(4).saturating_mul(Nanos::from(max_replicas.max(1))).max(60 * SECOND)
+    interval
+        .saturating_mul(4)
+        .saturating_mul(Nanos::from(max_replicas.max(1)))
+        .max(60 * SECOND)
 }
 
 #[cfg(test)]
@@ -63,7 +76,13 @@ mod tests {
     use crate::pacing::time::MILLISECOND;
 
     fn ask(slots: u32, interval: Nanos) -> Ask {
-        Ask { slots, interval, lead: 0, floor: None, horizon: horizon(interval, 3) }
+        Ask {
+            slots,
+            interval,
+            lead: 0,
+            floor: None,
+            horizon: horizon(interval, 3),
+        }
     }
 
     #[test]
@@ -75,9 +94,15 @@ mod tests {
     #[test]
     fn a_cursor_beyond_the_horizon_counts_as_absent() {
         let (now, a) = (StoreTime(0), ask(1, MILLISECOND));
-        assert_eq!(reserve(Some(StoreTime(a.horizon)), now, &a).start, StoreTime(a.horizon));
+        assert_eq!(
+            reserve(Some(StoreTime(a.horizon)), now, &a).start,
+            StoreTime(a.horizon)
+        );
         assert_eq!(reserve(Some(StoreTime(a.horizon + 1)), now, &a).start, now);
-        let floored = Ask { floor: Some(StoreTime(3_600 * SECOND)), ..a };
+        let floored = Ask {
+            floor: Some(StoreTime(3_600 * SECOND)),
+            ..a
+        };
         assert_eq!(reserve(None, now, &floored).start, now);
     }
 

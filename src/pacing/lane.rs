@@ -77,7 +77,13 @@ pub enum Call {
 
 impl Lane {
     /// A lane on the cursor called `key` in `store`. Slots that pass unused are added to `voided`.
-    pub fn new(key: String, settings: Settings, store: Store, alarm: Arc<Alarm>, voided: Arc<AtomicU64>) -> Arc<Self> {
+    pub fn new(
+        key: String,
+        settings: Settings,
+        store: Store,
+        alarm: Arc<Alarm>,
+        voided: Arc<AtomicU64>,
+    ) -> Arc<Self> {
         let core = Core {
             pacer: Pacer::new(settings),
             waiters: HashMap::new(),
@@ -88,7 +94,14 @@ impl Lane {
             voided: 0,
             last_used: LocalTime::now(),
         };
-        Arc::new(Lane { key, store, alarm, voided, core: Mutex::new(core), wake: Notify::new() })
+        Arc::new(Lane {
+            key,
+            store,
+            alarm,
+            voided,
+            core: Mutex::new(core),
+            wake: Notify::new(),
+        })
     }
 
     /// Puts a request in the queue, or refuses it at once.
@@ -102,7 +115,11 @@ impl Lane {
         let id = core.pacer.arrive(now, arrival)?;
         core.waiters.insert(id, Waiter::default());
         self.pump(&mut core, now);
-        Ok(Ticket { lane: self.clone(), id, queued: true })
+        Ok(Ticket {
+            lane: self.clone(),
+            id,
+            queued: true,
+        })
     }
 
     /// How many requests wait.
@@ -153,7 +170,9 @@ impl Lane {
                 core.driving = true;
                 tokio::spawn(drive(self.clone()));
             }
-        } else if core.ask.is_some() || wake_at.is_some_and(|t| core.armed.is_none_or(|armed| t < armed)) {
+        } else if core.ask.is_some()
+            || wake_at.is_some_and(|t| core.armed.is_none_or(|armed| t < armed))
+        {
             self.wake.notify_one();
         }
     }
@@ -248,10 +267,16 @@ impl Ticket {
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Call, Refusal>> {
         let mut core = self.lane.lock();
-        let Some(waiter) = core.waiters.get_mut(&self.id) else { return Poll::Pending };
+        let Some(waiter) = core.waiters.get_mut(&self.id) else {
+            return Poll::Pending;
+        };
         let turn = match waiter.turn.take() {
             None => {
-                if !waiter.waker.as_ref().is_some_and(|w| w.will_wake(cx.waker())) {
+                if !waiter
+                    .waker
+                    .as_ref()
+                    .is_some_and(|w| w.will_wake(cx.waker()))
+                {
                     waiter.waker = Some(cx.waker().clone());
                 }
                 return Poll::Pending;
@@ -263,7 +288,12 @@ impl Ticket {
             Turn::Go(who, slot) => {
                 core.waiters.remove(&self.id);
                 self.queued = false;
-                Ok(Call::Go(Pass { lane: self.lane.clone(), who, slot, used: false }))
+                Ok(Call::Go(Pass {
+                    lane: self.lane.clone(),
+                    who,
+                    slot,
+                    used: false,
+                }))
             }
             Turn::Refused(refusal) => {
                 core.waiters.remove(&self.id);
@@ -280,7 +310,8 @@ impl Ticket {
 
     /// The upstream connection was lost; this request keeps its place while it makes another.
     pub fn unready(&self) {
-        self.lane.with_pacer(|core, now| core.pacer.unready(now, self.id));
+        self.lane
+            .with_pacer(|core, now| core.pacer.unready(now, self.id));
     }
 }
 
@@ -289,9 +320,11 @@ impl Drop for Ticket {
         if !self.queued {
             return;
         }
-        self.lane.with_pacer(|core, now| match core.waiters.remove(&self.id).and_then(|w| w.turn) {
-            Some(Turn::Go(who, slot)) => core.pacer.undispatched(now, who, slot, None),
-            _ => core.pacer.leave(self.id),
+        self.lane.with_pacer(|core, now| {
+            match core.waiters.remove(&self.id).and_then(|w| w.turn) {
+                Some(Turn::Go(who, slot)) => core.pacer.undispatched(now, who, slot, None),
+                _ => core.pacer.leave(self.id),
+            }
         });
     }
 }
@@ -316,7 +349,13 @@ impl Pass {
         if !self.slot.is_fresh(now) {
             return Err(rejoin(&self.lane, self.who, self.slot, true));
         }
-        Ok(Departure { lane: self.lane.clone(), who: self.who, slot: self.slot, at: now, ended: false })
+        Ok(Departure {
+            lane: self.lane.clone(),
+            who: self.who,
+            slot: self.slot,
+            at: now,
+            ended: false,
+        })
     }
 
     /// The connection broke while the slot was on its way: back to the old place, to connect again.
@@ -331,13 +370,18 @@ fn rejoin(lane: &Arc<Lane>, who: Dispatched, slot: Slot, ready: bool) -> Ticket 
         core.waiters.insert(who.id, Waiter::default());
         core.pacer.undispatched(now, who, slot, Some(ready));
     });
-    Ticket { lane: lane.clone(), id: who.id, queued: true }
+    Ticket {
+        lane: lane.clone(),
+        id: who.id,
+        queued: true,
+    }
 }
 
 impl Drop for Pass {
     fn drop(&mut self) {
         if !self.used {
-            self.lane.with_pacer(|core, now| core.pacer.undispatched(now, self.who, self.slot, None));
+            self.lane
+                .with_pacer(|core, now| core.pacer.undispatched(now, self.who, self.slot, None));
         }
     }
 }

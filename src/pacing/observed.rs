@@ -36,18 +36,31 @@ impl Observed {
     pub fn dispatched(&mut self, at: LocalTime) {
         let at = self.last.map_or(at, |last| at.max(last));
         self.first.get_or_insert(at);
-        while self.last_second.front().is_some_and(|t| at.since(*t) > SECOND) {
+        while self
+            .last_second
+            .front()
+            .is_some_and(|t| at.since(*t) > SECOND)
+        {
             self.last_second.pop_front();
         }
         self.last_second.push_back(at);
         let gap = self.last.map(|last| at.since(last));
         self.last = Some(at);
         let number = at.0.div_euclid(SECOND);
-        while self.seconds.front().is_some_and(|s| s.number < number - KEPT_SECONDS) {
+        while self
+            .seconds
+            .front()
+            .is_some_and(|s| s.number < number - KEPT_SECONDS)
+        {
             self.seconds.pop_front();
         }
         if self.seconds.back().is_none_or(|s| s.number < number) {
-            self.seconds.push_back(Second { number, count: 0, busiest: 0, smallest_gap: None });
+            self.seconds.push_back(Second {
+                number,
+                count: 0,
+                busiest: 0,
+                smallest_gap: None,
+            });
         }
         if let Some(second) = self.seconds.back_mut() {
             second.count += 1;
@@ -61,7 +74,10 @@ impl Observed {
         let this = now.0.div_euclid(SECOND);
         let Some(first) = self.first else { return 0.0 };
         let span = (this - first.0.div_euclid(SECOND)).clamp(1, RATE_SECONDS);
-        let whole = self.seconds.iter().filter(|s| s.number >= this - span && s.number < this);
+        let whole = self
+            .seconds
+            .iter()
+            .filter(|s| s.number >= this - span && s.number < this);
         whole.map(|s| s.count).sum::<usize>() as f64 / span as f64
     }
 
@@ -72,7 +88,10 @@ impl Observed {
 
     /// Smallest gap between two dispatches in the last five minutes, in seconds.
     pub fn smallest_gap(&self, now: LocalTime) -> Option<f64> {
-        self.kept(now).filter_map(|s| s.smallest_gap).min().map(seconds)
+        self.kept(now)
+            .filter_map(|s| s.smallest_gap)
+            .min()
+            .map(seconds)
     }
 
     fn kept(&self, now: LocalTime) -> impl Iterator<Item = &Second> {

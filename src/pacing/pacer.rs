@@ -110,11 +110,12 @@ pub struct Pacer {
     line: Line,
     waiters: HashMap<Id, Waiter>,
     by_place: HashMap<Place, Id>,
-    /// Told to connect (ready or not), and of those the ready ones.
+    /// Told to connect (ready or not), of those the ready ones, and those not yet told.
     near: BTreeSet<Place>,
     ready: BTreeSet<Place>,
-    /// Those that are not ready, by when they were told.
-    connecting: BTreeSet<(LocalTime, Place)>,
+    far: BTreeSet<Place>,
+    /// Those told to connect less than [`SLOW_CONNECT`] ago and not ready, by when they were told.
+    young: BTreeSet<(LocalTime, Place)>,
     deadlines: BTreeSet<(LocalTime, Id)>,
     slots: VecDeque<Slot>,
     /// Slots that may be held at once: what the store's round trip needs.
@@ -171,7 +172,8 @@ impl Pacer {
             by_place: HashMap::new(),
             near: BTreeSet::new(),
             ready: BTreeSet::new(),
-            connecting: BTreeSet::new(),
+            far: BTreeSet::new(),
+            young: BTreeSet::new(),
             deadlines: BTreeSet::new(),
             slots: VecDeque::new(),
             reach: 1,
@@ -196,7 +198,11 @@ impl Pacer {
 
     /// Takes a request into the queue, or refuses it at once when its slot would come after its deadline.
     pub fn arrive(&mut self, now: LocalTime, arrival: Arrival) -> Result<Id, Refusal> {
-        let Arrival { client, urgency, deadline } = arrival;
+        let Arrival {
+            client,
+            urgency,
+            deadline,
+        } = arrival;
         let patience = deadline.since(now).max(0);
         if self.line.len() >= self.settings.queue_limit {
             return Err(self.refusal(now, Cause::QueueFull, patience));
@@ -212,7 +218,16 @@ impl Pacer {
         let id = self.next_id;
         self.next_id += 1;
         let place = self.line.join(client, urgency);
-        self.stand(id, Waiter { place, client, deadline, patience, told_at: None });
+        self.stand(
+            id,
+            Waiter {
+                place,
+                client,
+                deadline,
+                patience,
+                told_at: None,
+            },
+        );
         Ok(id)
     }
 
@@ -220,8 +235,9 @@ impl Pacer {
     pub fn ready(&mut self, id: Id) {
         if let Some(w) = self.waiters.get_mut(&id) {
             if let Some(told) = w.told_at.take() {
-                self.connecting.remove(&(told, w.place));
+                self.young.remove(&(told, w.place));
             }
+            self.far.remove(&w.place);
             self.near.insert(w.place);
             self.ready.insert(w.place);
         }
@@ -233,7 +249,7 @@ impl Pacer {
             && self.ready.remove(&w.place)
         {
             w.told_at = Some(now);
-            self.connecting.insert((now, w.place));
+            self.young.insert((now, w.place));
         }
     }
 
@@ -244,23 +260,45 @@ impl Pacer {
 
     /// The request that [`Action::Dispatch`] named never went out. Its slot goes to the next in line if it is fresh;
     /// with `again` the request itself goes back to its place, its connection `ready` or not.
-    pub fn undispatched(&mut self, now: LocalTime, who: Dispatched, slot: Slot, again: Option<bool>) {
+    pub fn undispatched(
+        &mut self,
+        now: LocalTime,
+        who: Dispatched,
+        slot: Slot,
+        again: Option<bool>,
+    ) {
         self.in_flight = self.in_flight.saturating_sub(1);
         if slot.is_fresh(now) {
             self.slots.push_front(slot);
         } else {
-            self.voided += 1;
+            self.void(1);
         }
         if let Some(ready) = again {
-            let Dispatched { id, place, client, deadline, patience } = who;
+            let Dispatched {
+                id,
+                place,
+                client,
+                deadline,
+                patience,
+            } = who;
             self.line.rejoin(place, client);
             let told_at = (!ready).then_some(now);
-            self.stand(id, Waiter { place, client, deadline, patience, told_at });
+            self.stand(
+                id,
+                Waiter {
+                    place,
+                    client,
+                    deadline,
+                    patience,
+                    told_at,
+                },
+            );
+            self.far.remove(&place);
             self.near.insert(place);
             if ready {
                 self.ready.insert(place);
             } else {
-                self.connecting.insert((now, place));
+                self.young.insert((now, place));
             }
         }
     }
@@ -278,16 +316,34 @@ impl Pacer {
         if clock.steps() != self.clock_steps {
             // Slots of before lie on a time scale that is gone. What was sent on it still counts against the pace.
             self.clock_steps = clock.steps();
-            self.voided += self.slots.len() as u64;
+            self.void(self.slots.len());
             self.slots.clear();
             self.floor = None;
-            self.not_before = self.last_dispatch.map_or(now, |t| t.plus(self.settings.interval));
+            self.not_before = self
+                .last_dispatch
+                .map_or(now, |t| t.plus(self.settings.interval));
         }
         let grace = (granted.interval / 4).clamp(10 * MILLISECOND, 50 * MILLISECOND);
+        // What this call taught about the clock holds for the slots held before, too: one that was mapped late by a slow
+        // reply would else stand in the way of those behind it.
+        for slot in &mut self.slots {
+            let sooner = clock
+                .to_local(slot.start, now)
+                .map_or(0, |at| slot.at.since(at).max(0));
+            (slot.at, slot.until) = (slot.at.plus(-sooner), slot.until.plus(-sooner));
+        }
         let mut start = granted.start;
         for _ in 0..granted.slots {
-            let at = clock.to_local(start, now).unwrap_or(now).max(self.not_before);
-            self.slots.push_back(Slot { start, at, until: at.plus(grace) });
+            let at = clock.to_local(start, now).unwrap_or(now);
+            if at < self.not_before {
+                self.void(1);
+            } else {
+                self.slots.push_back(Slot {
+                    start,
+                    at,
+                    until: at.plus(grace),
+                });
+            }
             start = start.plus(granted.interval);
         }
         self.floor = self.floor.max(Some(granted.end()));
@@ -306,9 +362,11 @@ impl Pacer {
         self.reserving = false;
         self.store_away = true;
         self.retry_store_at = Some(retry_at);
+        self.busy_since = None;
     }
 
-    /// A new configuration: what is queued stays queued, slots already held stay held.
+    /// A new configuration: what is queued stays queued, and slots already held stay held, unless they lie beyond the
+    /// new horizon. (Else one slot of a daily pace would hold a faster one back for a day.)
     pub fn reconfigure(&mut self, settings: Settings) {
         self.settings = settings;
         self.spacing = self.spacing.max(settings.interval);
@@ -317,64 +375,119 @@ impl Pacer {
 
     /// What to do next, or `None` until [`Pacer::wake_at`] or the next event.
     pub fn next_action(&mut self, now: LocalTime) -> Option<Action> {
-        while self.slots.front().is_some_and(|s| now > s.until) {
-            self.slots.pop_front();
-            self.voided += 1;
-            // A gap that a suspension made says nothing of the pace to come.
-            self.busy_since = None;
-        }
+        self.drop_useless_slots(now);
+        // A request is late after its deadline, not at it: a slot at that very instant still serves it.
+        self.refuse_late(LocalTime(now.0.saturating_sub(1)), now);
         if let Some(dispatch) = self.dispatch(now) {
             return Some(dispatch);
         }
-        self.refuse_late(now);
+        self.refuse_late(now, now);
+        self.refuse_hopeless(now);
         if let Some(refuse) = self.outbox.pop_front() {
             return Some(refuse);
         }
         self.connect(now).or_else(|| self.reserve(now))
     }
 
-    /// When [`Pacer::next_action`] may have something new without an event.
+    /// When [`Pacer::next_action`] may have something new without an event. Always later than the last call of it, once
+    /// that has returned `None`: what waits for something else than time must not keep the shell awake.
     pub fn wake_at(&self) -> Option<LocalTime> {
-        let slot = self.slots.front().filter(|_| !self.ready.is_empty() && self.has_room(0)).map(|s| s.at);
+        let may_send = !self.ready.is_empty() && self.has_room(0);
+        let slot = self.slots.front().filter(|_| may_send).map(|s| s.at);
         let deadline = self.deadlines.first().map(|(t, _)| *t);
-        let store = self.retry_store_at.filter(|_| !self.ready.is_empty() && !self.reserving);
-        let slow = self.connecting.first().filter(|_| self.near.len() < self.line.len()).map(|(t, _)| t.plus(SLOW_CONNECT));
+        let store = self
+            .retry_store_at
+            .filter(|_| !self.reserving && self.slots_wanted() > 0);
+        let may_connect = !self.far.is_empty() && self.connecting() < CONNECTING_LIMIT;
+        let slow = self.young.first().filter(|_| may_connect);
+        let slow = slow.map(|(told, _)| told.plus(SLOW_CONNECT));
         [slot, deadline, store, slow].into_iter().flatten().min()
     }
 
+    fn drop_useless_slots(&mut self, now: LocalTime) {
+        while self.slots.front().is_some_and(|s| now > s.until) {
+            self.slots.pop_front();
+            self.void(1);
+        }
+        // Further ahead than any can honestly be: the cursor behind it will not be believed either.
+        let honest = now.plus(self.horizon()).plus(SECOND);
+        if self.slots.front().is_some_and(|s| s.at > honest) {
+            self.void(self.slots.len());
+            self.slots.clear();
+            self.last_slot = None;
+        }
+    }
+
+    /// Counts slots that pass unused. The gap they leave says nothing about the pace of the others.
+    fn void(&mut self, slots: usize) {
+        self.voided += slots as u64;
+        self.busy_since = None;
+    }
+
     fn dispatch(&mut self, now: LocalTime) -> Option<Action> {
-        let slot = *self.slots.front().filter(|s| s.at <= now && self.has_room(0))?;
+        let slot = *self
+            .slots
+            .front()
+            .filter(|s| s.at <= now && self.has_room(0))?;
         let place = *self.ready.first()?;
         let id = *self.by_place.get(&place)?;
-        let Waiter { client, deadline, patience, .. } = *self.waiters.get(&id)?;
+        let Waiter {
+            client,
+            deadline,
+            patience,
+            ..
+        } = *self.waiters.get(&id)?;
         self.slots.pop_front();
         self.remove(id, true);
         self.in_flight += 1;
         self.last_dispatch = Some(now);
         if let Some(before) = self.busy_since {
-            let gap = slot.at.since(before);
+            // One long gap (a pause, a foreign burst) must not make the whole queue look hopeless.
+            let gap = slot.at.since(before).min(self.spacing.saturating_mul(4));
             self.spacing = (self.spacing + (gap - self.spacing) / 4).max(self.settings.interval);
         }
         self.busy_since = (!self.line.is_empty()).then_some(slot.at);
-        Some(Action::Dispatch(Dispatched { id, place, client, deadline, patience }, slot))
+        Some(Action::Dispatch(
+            Dispatched {
+                id,
+                place,
+                client,
+                deadline,
+                patience,
+            },
+            slot,
+        ))
     }
 
-    fn refuse_late(&mut self, now: LocalTime) {
-        while let Some(&(_, id)) = self.deadlines.first().filter(|(t, _)| *t <= now) {
+    /// Refuses those whose deadline is at or before `late`.
+    fn refuse_late(&mut self, late: LocalTime, now: LocalTime) {
+        while let Some(&(_, id)) = self.deadlines.first().filter(|(t, _)| *t <= late) {
             let patience = self.waiters.get(&id).map_or(0, |w| w.patience);
             self.remove(id, false);
-            let cause = if self.store_away { Cause::StoreAway } else { Cause::WaitTooLong };
+            let cause = if self.store_away {
+                Cause::StoreAway
+            } else {
+                Cause::WaitTooLong
+            };
             let refusal = self.refusal(now, cause, patience);
             self.outbox.push_back(Action::Refuse(id, refusal));
         }
+    }
+
+    /// Refuses, now and then, those that were promised a slot in time and clearly will not have one.
+    fn refuse_hopeless(&mut self, now: LocalTime) {
         if now < self.reassess_at || self.line.is_empty() {
             return;
         }
         self.reassess_at = now.plus(REASSESS_EVERY);
         let mut hopeless = Vec::new();
         for (rank, place) in self.line.iter().enumerate() {
-            let Some(id) = self.by_place.get(&place).copied() else { continue };
-            let Some(w) = self.waiters.get(&id) else { continue };
+            let Some(id) = self.by_place.get(&place).copied() else {
+                continue;
+            };
+            let Some(w) = self.waiters.get(&id) else {
+                continue;
+            };
             // A promise is broken only when it is clearly lost: the pace of the last slots is an estimate.
             let doubt = self.spacing.max(w.deadline.since(now) / 10);
             if self.predicted(now, rank - hopeless.len()) > w.deadline.plus(doubt) {
@@ -391,61 +504,96 @@ impl Pacer {
     /// Tells requests to connect: the first in line always, and others behind them while too few are ready, because
     /// the connections of the first are slow.
     fn connect(&mut self, now: LocalTime) -> Option<Action> {
-        if self.near.len() == self.line.len() || self.connecting.len() >= CONNECTING_LIMIT {
+        while self
+            .young
+            .first()
+            .is_some_and(|(told, _)| told.plus(SLOW_CONNECT) <= now)
+        {
+            self.young.pop_first();
+        }
+        let next = *self.far.first()?;
+        if self.connecting() >= CONNECTING_LIMIT {
             return None;
         }
         let window = self.slots.len().max(self.reach) + READY_AHEAD;
-        let first = self.line.iter().take(window).find(|p| !self.near.contains(p));
-        let next = first.or_else(|| {
-            let young = self.connecting.range((now.plus(-SLOW_CONNECT), Place::FIRST)..).count();
-            if self.ready.len() + young >= window {
-                return None;
-            }
-            self.line.iter().skip(window).find(|p| !self.near.contains(p))
-        })?;
+        // All before it are near; mostly those are all that are near, and no count is needed.
+        let rank = if self.near.last().is_none_or(|last| *last < next) {
+            self.near.len()
+        } else {
+            self.near.range(..next).take(window).count()
+        };
+        if rank >= window && self.ready.len() + self.young.len() >= window {
+            return None;
+        }
         let id = *self.by_place.get(&next)?;
         self.waiters.get_mut(&id)?.told_at = Some(now);
+        self.far.remove(&next);
         self.near.insert(next);
-        self.connecting.insert((now, next));
+        self.young.insert((now, next));
         Some(Action::Connect(id))
     }
 
+    /// How many requests are making a connection.
+    fn connecting(&self) -> usize {
+        self.near.len() - self.ready.len()
+    }
+
     fn reserve(&mut self, now: LocalTime) -> Option<Action> {
-        if self.reserving || self.retry_store_at.is_some_and(|t| now < t) || !self.has_room(self.slots.len()) {
+        if self.reserving || self.retry_store_at.is_some_and(|t| now < t) {
             return None;
         }
-        let room = self.settings.max_in_flight.map_or(usize::MAX, |m| m.saturating_sub(self.in_flight));
-        let wanted = self.ready.len().min(self.reach).min(room).saturating_sub(self.slots.len());
+        let wanted = self.slots_wanted();
         if wanted == 0 {
             return None;
         }
         self.reserving = true;
+        self.retry_store_at = None;
         Some(Action::Reserve(Ask {
             slots: u32::try_from(wanted).unwrap_or(u32::MAX),
             interval: self.settings.interval,
             lead: 0,
             floor: self.floor,
-            horizon: horizon(self.settings.interval, self.settings.max_replicas),
+            horizon: self.horizon(),
         }))
     }
 
+    /// How many more slots could be used now: never more than are ready, than the round trip needs, than may be under way.
+    fn slots_wanted(&self) -> usize {
+        let room = self
+            .settings
+            .max_in_flight
+            .map_or(usize::MAX, |m| m.saturating_sub(self.in_flight));
+        let usable = self.ready.len().min(self.reach).min(room);
+        usable.saturating_sub(self.slots.len())
+    }
+
+    fn horizon(&self) -> Nanos {
+        horizon(self.settings.interval, self.settings.max_replicas)
+    }
+
     fn has_room(&self, more: usize) -> bool {
-        self.settings.max_in_flight.is_none_or(|m| self.in_flight + more < m)
+        self.settings
+            .max_in_flight
+            .is_none_or(|m| self.in_flight + more < m)
     }
 
     fn stand(&mut self, id: Id, waiter: Waiter) {
+        self.far.insert(waiter.place);
         self.by_place.insert(waiter.place, id);
         self.deadlines.insert((waiter.deadline, id));
         self.waiters.insert(id, waiter);
     }
 
     fn remove(&mut self, id: Id, served: bool) {
-        let Some(w) = self.waiters.remove(&id) else { return };
+        let Some(w) = self.waiters.remove(&id) else {
+            return;
+        };
         self.by_place.remove(&w.place);
+        self.far.remove(&w.place);
         self.near.remove(&w.place);
         self.ready.remove(&w.place);
         if let Some(told) = w.told_at {
-            self.connecting.remove(&(told, w.place));
+            self.young.remove(&(told, w.place));
         }
         self.deadlines.remove(&(w.deadline, id));
         self.line.leave(w.place, w.client, served);
@@ -457,7 +605,10 @@ impl Pacer {
             return slot.at.max(now);
         }
         let beyond = Nanos::try_from(rank - self.slots.len()).unwrap_or(Nanos::MAX);
-        let next = self.last_slot.map_or(now, |t| t.plus(self.spacing)).max(now);
+        let next = self
+            .last_slot
+            .map_or(now, |t| t.plus(self.spacing))
+            .max(now);
         next.plus(self.spacing.saturating_mul(beyond))
     }
 
@@ -469,7 +620,10 @@ impl Pacer {
         let room_at = now.plus(end_of_line.since(now).saturating_sub(patience).max(0));
         let retry_at = self.promise.max(room_at).min(room_at.plus(PROMISE_CAP));
         self.promise = retry_at.plus(self.spacing);
-        Refusal { cause, retry_after: retry_at.since(now) }
+        Refusal {
+            cause,
+            retry_after: retry_at.since(now),
+        }
     }
 
     /// How many requests wait.

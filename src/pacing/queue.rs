@@ -26,7 +26,11 @@ pub struct Place {
 
 impl Place {
     /// Not after any other place.
-    pub const FIRST: Place = Place { urgency: 0, round: 0, number: 0 };
+    pub const FIRST: Place = Place {
+        urgency: 0,
+        round: 0,
+        number: 0,
+    };
 }
 
 /// Waiting requests in the order in which they will be served.
@@ -71,10 +75,17 @@ impl Line {
     pub fn join(&mut self, client: Client, urgency: Urgency) -> Place {
         let urgency = urgency.min(7);
         let round = self.round_for(client, urgency);
-        let turns = self.clients.entry((urgency, client)).or_insert(Turns { last_round: round, waiting: 0 });
+        let turns = self.clients.entry((urgency, client)).or_insert(Turns {
+            last_round: round,
+            waiting: 0,
+        });
         turns.last_round = round;
         turns.waiting += 1;
-        let place = Place { urgency, round, number: self.next_number };
+        let place = Place {
+            urgency,
+            round,
+            number: self.next_number,
+        };
         self.next_number += 1;
         self.stand(place);
         place
@@ -82,7 +93,13 @@ impl Line {
 
     /// Puts a request that had left, because it was thought served, back in its old place.
     pub fn rejoin(&mut self, place: Place, client: Client) {
-        let turns = self.clients.entry((place.urgency, client)).or_insert(Turns { last_round: place.round, waiting: 0 });
+        let turns = self
+            .clients
+            .entry((place.urgency, client))
+            .or_insert(Turns {
+                last_round: place.round,
+                waiting: 0,
+            });
         turns.waiting += 1;
         self.stand(place);
     }
@@ -129,7 +146,9 @@ impl Line {
 
     /// How many requests `client` has in line at `urgency`.
     pub fn waiting_of(&self, client: Client, urgency: Urgency) -> usize {
-        self.clients.get(&(urgency, client)).map_or(0, |t| t.waiting)
+        self.clients
+            .get(&(urgency, client))
+            .map_or(0, |t| t.waiting)
     }
 
     /// The places in line, first to last.

@@ -12,7 +12,8 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
 use crate::{
-    downstream::Busy, error::Error, pacing::lane::Departure, record::Record, upstream::exchange::AnswerBody,
+    downstream::Busy, error::Error, pacing::lane::Departure, record::Record,
+    upstream::exchange::AnswerBody,
 };
 
 /// A body.
@@ -36,12 +37,24 @@ impl Answer {
     /// A text of our own.
     pub fn text(text: impl Into<Bytes>) -> Self {
         let text = Some(text.into()).filter(|t: &Bytes| !t.is_empty());
-        Answer { source: Source::Text(text), ended: false, departure: None, record: None, busy: None }
+        Answer {
+            source: Source::Text(text),
+            ended: false,
+            departure: None,
+            record: None,
+            busy: None,
+        }
     }
 
     /// What the origin sends; `departure` ends with it.
     pub fn origin(body: AnswerBody, departure: Option<Departure>) -> Self {
-        Answer { source: Source::Origin(body), ended: false, departure, record: None, busy: None }
+        Answer {
+            source: Source::Origin(body),
+            ended: false,
+            departure,
+            record: None,
+            busy: None,
+        }
     }
 
     /// The mark on the client's connection that ends with this body.
@@ -59,14 +72,19 @@ impl Body for Answer {
     type Data = Bytes;
     type Error = Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         let this = &mut *self;
         let frame = match &mut this.source {
             Source::Text(text) => text.take().map(|t| Ok(Frame::data(t))),
             Source::Origin(body) => ready!(Pin::new(body).poll_frame(cx)),
         };
         match (&frame, &mut this.record) {
-            (Some(Ok(frame)), Some(record)) => record.received(frame.data_ref().map_or(0, |d| d.len() as u64)),
+            (Some(Ok(frame)), Some(record)) => {
+                record.received(frame.data_ref().map_or(0, |d| d.len() as u64))
+            }
             (Some(Err(e)), Some(record)) => record.failed(e, None),
             _ => {}
         }

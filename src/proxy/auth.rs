@@ -33,7 +33,9 @@ pub struct Credentials {
 
 impl std::fmt::Debug for Credentials {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Credentials").field("users", &self.users.len()).finish_non_exhaustive()
+        f.debug_struct("Credentials")
+            .field("users", &self.users.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -46,8 +48,16 @@ impl Credentials {
             use std::hash::BuildHasher as _;
             chunk.copy_from_slice(&std::hash::RandomState::new().hash_one(0u8).to_ne_bytes());
         }
-        let users = auth.users.iter().map(|(name, hash)| (Arc::from(name.as_str()), hash.clone())).collect();
-        Credentials { users, verified: Mutex::default(), key }
+        let users = auth
+            .users
+            .iter()
+            .map(|(name, hash)| (Arc::from(name.as_str()), hash.clone()))
+            .collect();
+        Credentials {
+            users,
+            verified: Mutex::default(),
+            key,
+        }
     }
 
     /// The user whose credentials the request carries.
@@ -56,8 +66,13 @@ impl Credentials {
     /// There are none, or they are wrong; which of both is not told.
     pub fn check(&self, headers: &HeaderMap) -> Result<Arc<str>, Error> {
         let (name, password) = basic(headers).ok_or(Error::CredentialsNeeded)?;
-        let digest: [u8; 32] =
-            Sha256::new().chain_update(self.key).chain_update(&name).chain_update([0]).chain_update(&password).finalize().into();
+        let digest: [u8; 32] = Sha256::new()
+            .chain_update(self.key)
+            .chain_update(&name)
+            .chain_update([0])
+            .chain_update(&password)
+            .finalize()
+            .into();
         let known = self.users.get_key_value(name.as_str());
         let mut remembered = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
         if let (true, Some((user, _))) = (remembered.contains(&digest), known) {
@@ -65,9 +80,13 @@ impl Credentials {
         }
         drop(remembered);
         // An unknown user is checked against some other's hash, so that the answer takes as long.
-        let hash = known.map(|(_, hash)| hash).or_else(|| self.users.values().next());
+        let hash = known
+            .map(|(_, hash)| hash)
+            .or_else(|| self.users.values().next());
         let right = hash.is_some_and(|hash| matches(hash, &password));
-        let (true, Some((user, _))) = (right, known) else { return Err(Error::CredentialsNeeded) };
+        let (true, Some((user, _))) = (right, known) else {
+            return Err(Error::CredentialsNeeded);
+        };
         remembered = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
         if remembered.len() >= REMEMBERED {
             remembered.clear();
@@ -79,10 +98,15 @@ impl Credentials {
 
 fn matches(hash: &Stored, password: &str) -> bool {
     match hash {
-        Stored::Argon2(phc) => {
-            PasswordHash::new(phc).is_ok_and(|parsed| Argon2::default().verify_password(password.as_bytes(), &parsed).is_ok())
-        }
-        Stored::Sha256(digest) => Sha256::digest(password.as_bytes()).as_slice().ct_eq(digest).into(),
+        Stored::Argon2(phc) => PasswordHash::new(phc).is_ok_and(|parsed| {
+            Argon2::default()
+                .verify_password(password.as_bytes(), &parsed)
+                .is_ok()
+        }),
+        Stored::Sha256(digest) => Sha256::digest(password.as_bytes())
+            .as_slice()
+            .ct_eq(digest)
+            .into(),
     }
 }
 
@@ -110,11 +134,17 @@ mod tests {
             use argon2::PasswordHasher as _;
             let params = argon2::Params::new(8, 1, 1, None).expect("small but valid");
             let hasher = Argon2::new(argon2::Algorithm::Argon2id, argon2::Version::V0x13, params);
-            hasher.hash_password_with_salt(b"open:sesame", b"0123456789abcdef").expect("hashed").to_string()
+            hasher
+                .hash_password_with_salt(b"open:sesame", b"0123456789abcdef")
+                .expect("hashed")
+                .to_string()
         };
         let users = BTreeMap::from([
             ("ali".to_owned(), Stored::Argon2(argon2)),
-            ("bab".to_owned(), Stored::Sha256(Sha256::digest(b"secret").into())),
+            (
+                "bab".to_owned(),
+                Stored::Sha256(Sha256::digest(b"secret").into()),
+            ),
         ]);
         Credentials::new(&config::Auth { users })
     }
@@ -124,7 +154,10 @@ mod tests {
     }
 
     fn login(user: &str, password: &str) -> HeaderMap {
-        with(&format!("Basic {}", STANDARD.encode(format!("{user}:{password}"))))
+        with(&format!(
+            "Basic {}",
+            STANDARD.encode(format!("{user}:{password}"))
+        ))
     }
 
     #[test]

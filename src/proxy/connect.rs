@@ -49,10 +49,13 @@ pub fn target(request: &Request<Incoming>) -> Result<Authority, Error> {
         return Err(Error::Malformed("CONNECT must not have a body"));
     }
     if uri.scheme().is_some() || uri.path_and_query().is_some_and(|p| !p.as_str().is_empty()) {
-        return Err(Error::Malformed("CONNECT takes a host and a port, not a URL"));
+        return Err(Error::Malformed(
+            "CONNECT takes a host and a port, not a URL",
+        ));
     }
     let text = uri.authority().map_or("", |a| a.as_str());
-    Authority::parse(text, None).map_err(|_| Error::Malformed("CONNECT takes a host and a port, as in example.org:443"))
+    Authority::parse(text, None)
+        .map_err(|_| Error::Malformed("CONNECT takes a host and a port, as in example.org:443"))
 }
 
 /// Decides on a tunnel and, if it may be, leaves the promise with `downstream`.
@@ -75,7 +78,11 @@ pub async fn open(
             tracing::warn!(host = %authority.host, "no leaf: {e}");
             Error::NotCovered
         })?;
-        downstream.promise(Plan::Intercept { authority, tls, user });
+        downstream.promise(Plan::Intercept {
+            authority,
+            tls,
+            user,
+        });
         return Ok(established());
     }
     if proxy.settings.ungoverned == Ungoverned::Deny {
@@ -92,6 +99,8 @@ pub async fn open(
 /// Exactly 200: several clients take no other 2xx. The codec adds no length and no body to it.
 fn established() -> Response<Answer> {
     let mut response = Response::new(Answer::text(""));
-    response.extensions_mut().insert(ReasonPhrase::from_static(b"Connection established"));
+    response
+        .extensions_mut()
+        .insert(ReasonPhrase::from_static(b"Connection established"));
     response
 }

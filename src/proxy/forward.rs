@@ -56,15 +56,30 @@ pub async fn forward(
     target: Target,
     record: &mut Record,
 ) -> Result<Response<Answer>, Error> {
-    let max_wait = terms.max_wait.map_or(proxy.settings.max_wait, |w| w.min(proxy.settings.max_wait));
-    match proxy.destinations.governing(&target.authority.host).cloned() {
+    let max_wait = terms
+        .max_wait
+        .map_or(proxy.settings.max_wait, |w| w.min(proxy.settings.max_wait));
+    match proxy
+        .destinations
+        .governing(&target.authority.host)
+        .cloned()
+    {
         Some(destination) => {
             record.governed_by(destination.clone());
             if destination.config().dry_run {
                 destination.dispatched_dry(max_wait);
                 return unpaced(proxy, request, &target, record).await;
             }
-            paced(proxy, &destination, terms, max_wait, request, &target, record).await
+            paced(
+                proxy,
+                &destination,
+                terms,
+                max_wait,
+                request,
+                &target,
+                record,
+            )
+            .await
         }
         None if proxy.settings.ungoverned == Ungoverned::Deny => Err(Error::HostDenied),
         None => unpaced(proxy, request, &target, record).await,
@@ -86,14 +101,19 @@ async fn paced(
         urgency: terms.urgency,
         deadline: arrived.plus(nanos(max_wait)),
     };
-    let mut ticket = destination.lane(&target.authority.host)?.enter(arrival).map_err(Error::Paced)?;
+    let mut ticket = destination
+        .lane(&target.authority.host)?
+        .enter(arrival)
+        .map_err(Error::Paced)?;
     let mut unsent = 0;
     loop {
         let (departure, ready) = turn(proxy, target, ticket, record, unsent > 0).await?;
         destination.dispatched(&departure, arrived);
         record.queued();
         match exchange(request, ready, record).await {
-            Ok((response, ready)) => return Ok(answer(proxy, response, ready, Some(departure), record)),
+            Ok((response, ready)) => {
+                return Ok(answer(proxy, response, ready, Some(departure), record));
+            }
             Err(Unanswered::Failed(e)) => return Err(e),
             Err(Unanswered::Unsent(back)) => {
                 unsent += 1;
@@ -220,7 +240,9 @@ async fn exchange(
     loop {
         match tokio::time::timeout(ANSWER_DEADLINE, answer.as_mut()).await {
             Ok(outcome) => return outcome,
-            Err(_) if sent.load(Relaxed) == before => return Err(Unanswered::Failed(Error::ResponseTimeout)),
+            Err(_) if sent.load(Relaxed) == before => {
+                return Err(Unanswered::Failed(Error::ResponseTimeout));
+            }
             Err(_) => before = sent.load(Relaxed),
         }
     }
@@ -240,5 +262,8 @@ fn answer(
         headers::add_via(&mut head.headers, head.version);
     }
     head.version = http::Version::HTTP_11;
-    Response::from_parts(head, Answer::origin(AnswerBody::new(body, ready), departure))
+    Response::from_parts(
+        head,
+        Answer::origin(AnswerBody::new(body, ready), departure),
+    )
 }

@@ -32,30 +32,64 @@ const RELAY_BUFFER: usize = 32 * 1024;
 const TLS_HANDSHAKE: u8 = 0x16;
 
 /// Carries out what a CONNECT was promised, on the client's connection and what was already read from it.
-pub async fn run(outer: &Downstream, promise: Promise, client: TcpStream, early: Bytes, drain: Signal) {
+pub async fn run(
+    outer: &Downstream,
+    promise: Promise,
+    client: TcpStream,
+    early: Bytes,
+    drain: Signal,
+) {
     let _open = outer.proxy.metrics.tunnel();
     let mut record = promise.record;
     match promise.plan {
         Plan::Relay(mut origin) => {
-            let mut client = Early { early, stream: client };
-            let both = tokio::io::copy_bidirectional_with_sizes(&mut client, &mut origin, RELAY_BUFFER, RELAY_BUFFER);
+            let mut client = Early {
+                early,
+                stream: client,
+            };
+            let both = tokio::io::copy_bidirectional_with_sizes(
+                &mut client,
+                &mut origin,
+                RELAY_BUFFER,
+                RELAY_BUFFER,
+            );
             // A reset by either side is an ordinary end of a tunnel.
             if let (Ok((sent, received)), Some(record)) = (both.await, &mut record) {
-                record.sent().store(sent, std::sync::atomic::Ordering::Relaxed);
+                record
+                    .sent()
+                    .store(sent, std::sync::atomic::Ordering::Relaxed);
                 record.received(received);
                 record.complete();
             }
         }
-        Plan::Intercept { authority, tls, user } => {
-            let client = Early { early, stream: client };
-            let pinned = |scheme, sni| Pinned { scheme, authority: authority.clone(), sni, user: user.clone() };
+        Plan::Intercept {
+            authority,
+            tls,
+            user,
+        } => {
+            let client = Early {
+                early,
+                stream: client,
+            };
+            let pinned = |scheme, sni| Pinned {
+                scheme,
+                authority: authority.clone(),
+                sni,
+                user: user.clone(),
+            };
             match client.first_byte().await {
                 Some(TLS_HANDSHAKE) => {
-                    let accepted = tokio::time::timeout(HANDSHAKE_DEADLINE, TlsAcceptor::from(tls).accept(client)).await;
+                    let accepted = tokio::time::timeout(
+                        HANDSHAKE_DEADLINE,
+                        TlsAcceptor::from(tls).accept(client),
+                    )
+                    .await;
                     let stream = match accepted {
                         Ok(Ok(stream)) => stream,
                         Ok(Err(e)) => {
-                            record.iter_mut().for_each(|r| r.broke_off("handshake_failed"));
+                            record
+                                .iter_mut()
+                                .for_each(|r| r.broke_off("handshake_failed"));
                             return handshake_failed(&outer.proxy, &authority.host, &e);
                         }
                         Err(_) => return,
@@ -98,7 +132,10 @@ where
 
 /// A client that does not trust the CA breaks off with an alert; the line says what it needs.
 fn handshake_failed(proxy: &Proxy, host: &Host, e: &io::Error) {
-    let alert = match e.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+    let alert = match e
+        .get_ref()
+        .and_then(|inner| inner.downcast_ref::<rustls::Error>())
+    {
         Some(rustls::Error::AlertReceived(alert)) => *alert,
         _ => return tracing::debug!(%host, "TLS handshake with a client failed: {e}"),
     };
@@ -134,7 +171,11 @@ impl Early {
 }
 
 impl AsyncRead for Early {
-    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
         if self.early.is_empty() {
             return Pin::new(&mut self.stream).poll_read(cx, buf);
         }
@@ -149,7 +190,11 @@ impl AsyncRead for Early {
 }
 
 impl AsyncWrite for Early {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
         Pin::new(&mut self.stream).poll_write(cx, buf)
     }
 

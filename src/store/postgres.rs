@@ -97,7 +97,9 @@ impl Postgres {
     /// Waits until the store is there, for at most `patience`; says whether it is.
     pub async fn wait_until_up(&self, patience: Duration) -> bool {
         let mut sessions = self.sessions.clone();
-        tokio::time::timeout(patience, sessions.wait_for(Option::is_some)).await.is_ok_and(|r| r.is_ok())
+        tokio::time::timeout(patience, sessions.wait_for(Option::is_some))
+            .await
+            .is_ok_and(|r| r.is_ok())
     }
 
     /// Whether there has ever been a session.
@@ -116,13 +118,19 @@ impl Postgres {
     /// No slots are to be had from this call; it may yet have moved the cursor.
     pub async fn reserve(&self, key: &str, mut ask: Ask) -> Result<Granted, StoreError> {
         let session = self.sessions.borrow().clone();
-        let Some(session) = session else { return Err(StoreError::new(Reason::Away, "no connection to Postgres")) };
+        let Some(session) = session else {
+            return Err(StoreError::new(Reason::Away, "no connection to Postgres"));
+        };
         ask.lead = self.with_clock(|c| c.lead());
         let sent = LocalTime::now();
         let reply = tokio::time::timeout(CALL_DEADLINE, session.reserve(key, &ask)).await;
         let received = LocalTime::now();
-        let outcome = reply.unwrap_or_else(|_| Err(StoreError::new(Reason::Timeout, "no reply from Postgres")));
-        self.metrics.store_call(duration(received.since(sent)), outcome.as_ref().err().map(|e| e.reason().label()));
+        let outcome = reply
+            .unwrap_or_else(|_| Err(StoreError::new(Reason::Timeout, "no reply from Postgres")));
+        self.metrics.store_call(
+            duration(received.since(sent)),
+            outcome.as_ref().err().map(|e| e.reason().label()),
+        );
         match outcome {
             Ok(granted) => {
                 self.with_clock(|c| c.observe(sent, received, granted.now));
@@ -164,10 +172,16 @@ impl Keeper {
             match session::open(&self.address, &self.table, self.own_table).await {
                 Ok((session, mut wire)) => {
                     for (sent, received, now) in &session.clock {
-                        self.clock.lock().unwrap_or_else(PoisonError::into_inner).observe(*sent, *received, *now);
+                        self.clock
+                            .lock()
+                            .unwrap_or_else(PoisonError::into_inner)
+                            .observe(*sent, *received, *now);
                     }
                     let session = Arc::new(session);
-                    tracing::info!(pooled = matches!(session.reserve, Prepared::Unnamed(_)), "store up");
+                    tracing::info!(
+                        pooled = matches!(session.reserve, Prepared::Unnamed(_)),
+                        "store up"
+                    );
                     pause = RECONNECT_FIRST;
                     self.metrics.store_up(true);
                     self.was_up.store(true, Relaxed);
@@ -210,11 +224,24 @@ impl Keeper {
     }
 
     fn sweep(&self, session: &Arc<Session>) {
-        let (session, text, prefix) = (session.clone(), sql::sweep(&self.table), self.key_prefix.clone());
+        let (session, text, prefix) = (
+            session.clone(),
+            sql::sweep(&self.table),
+            self.key_prefix.clone(),
+        );
         tokio::spawn(async move {
-            let params: [(&(dyn tokio_postgres::types::ToSql + Sync), _); 1] = [(&prefix, tokio_postgres::types::Type::TEXT)];
-            if let Err(e) = session.client.query_typed(&text, &params).await.map_err(StoreError::from) {
-                tracing::debug!(reason = e.reason().label(), "expired rows were not removed: {e}");
+            let params: [(&(dyn tokio_postgres::types::ToSql + Sync), _); 1] =
+                [(&prefix, tokio_postgres::types::Type::TEXT)];
+            if let Err(e) = session
+                .client
+                .query_typed(&text, &params)
+                .await
+                .map_err(StoreError::from)
+            {
+                tracing::debug!(
+                    reason = e.reason().label(),
+                    "expired rows were not removed: {e}"
+                );
             }
         });
     }
@@ -231,7 +258,10 @@ pub async fn try_once(config: &config::Store) -> Result<String, StoreError> {
     let session = match session::open(&address, &table, false).await {
         Ok((session, _)) => session,
         Err(e) if own && e.reason() == Reason::Table => {
-            return Ok(format!("reachable; table {} will be made at the first start", table.quoted()));
+            return Ok(format!(
+                "reachable; table {} will be made at the first start",
+                table.quoted()
+            ));
         }
         Err(e) => return Err(e),
     };

@@ -61,7 +61,11 @@ impl Dialer {
             .with_root_certificates(roots)
             .with_no_client_auth();
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Dialer { tls: Arc::new(tls), overrides: config.resolve.clone(), reach })
+        Ok(Dialer {
+            tls: Arc::new(tls),
+            overrides: config.resolve.clone(),
+            reach,
+        })
     }
 
     /// Whether the operator listed this address, by itself or in `resolve`.
@@ -79,10 +83,15 @@ impl Dialer {
             return Ok(Stream::Plain(tcp));
         }
         let name = match &target.authority.host {
-            Host::Name(name) => ServerName::try_from(name.to_string()).map_err(|_| Error::Malformed("the host is no name that TLS can verify; use its real name"))?,
+            Host::Name(name) => ServerName::try_from(name.to_string()).map_err(|_| {
+                Error::Malformed("the host is no name that TLS can verify; use its real name")
+            })?,
             Host::Ip(ip) => ServerName::from(*ip),
         };
-        let tls = TlsConnector::from(self.tls.clone()).connect(name, tcp).await.map_err(|e| of_tls(&e))?;
+        let tls = TlsConnector::from(self.tls.clone())
+            .connect(name, tcp)
+            .await
+            .map_err(|e| of_tls(&e))?;
         Ok(Stream::Tls(Box::new(tls)))
     }
 
@@ -94,10 +103,18 @@ impl Dialer {
         if let (Host::Ip(ip), false) = (&dialled.host, trusted) {
             self.reach.check(SocketAddr::new(*ip, dialled.port))?;
         }
-        let uri = Uri::builder().scheme("http").authority(dialled.to_string()).path_and_query("/").build();
-        let uri = uri.map_err(|_| Error::Malformed("the host cannot be dialled; use its real name"))?;
+        let uri = Uri::builder()
+            .scheme("http")
+            .authority(dialled.to_string())
+            .path_and_query("/")
+            .build();
+        let uri =
+            uri.map_err(|_| Error::Malformed("the host cannot be dialled; use its real name"))?;
         let reach = (!trusted).then(|| self.reach.clone());
-        let mut connector = HttpConnector::new_with_resolver(Checked { reach, port: dialled.port });
+        let mut connector = HttpConnector::new_with_resolver(Checked {
+            reach,
+            port: dialled.port,
+        });
         connector.set_nodelay(true);
         connector.set_happy_eyeballs_timeout(Some(HAPPY_EYEBALLS));
         let io = connector.call(uri).await.map_err(|e| of_connect(&e))?;
@@ -114,10 +131,17 @@ fn roots(config: &config::Upstream) -> Result<RootCertStore, String> {
         roots.extend(webpki_roots::TLS_SERVER_ROOTS.iter().cloned());
     }
     if let Some(file) = &config.extra_roots {
-        let wrong = |e: &dyn fmt::Display| format!("upstream.extra_roots: {}: {e}; name a file of PEM certificates", file.display());
+        let wrong = |e: &dyn fmt::Display| {
+            format!(
+                "upstream.extra_roots: {}: {e}; name a file of PEM certificates",
+                file.display()
+            )
+        };
         let before = roots.len();
         for cert in CertificateDer::pem_file_iter(file).map_err(|e| wrong(&e))? {
-            roots.add(cert.map_err(|e| wrong(&e))?).map_err(|e| wrong(&e))?;
+            roots
+                .add(cert.map_err(|e| wrong(&e))?)
+                .map_err(|e| wrong(&e))?;
         }
         if roots.len() == before {
             return Err(wrong(&"no certificate in it"));
@@ -147,10 +171,23 @@ impl Service<Name> for Checked {
         let Checked { reach, port } = self.clone();
         Box::pin(async move {
             // The trailing dot keeps the resolver from trying the machine's search domains.
-            let absolute = if name.as_str().contains('.') { format!("{}.", name.as_str()) } else { name.as_str().to_owned() };
-            let found = tokio::time::timeout(DNS_DEADLINE, tokio::net::lookup_host((absolute.as_str(), port))).await;
-            let found: Vec<SocketAddr> = found.map_err(|_| Error::DnsTimeout)?.map_err(|_| Error::Dns)?.collect();
-            let Some(reach) = reach else { return Ok(found.into_iter()) };
+            let absolute = if name.as_str().contains('.') {
+                format!("{}.", name.as_str())
+            } else {
+                name.as_str().to_owned()
+            };
+            let found = tokio::time::timeout(
+                DNS_DEADLINE,
+                tokio::net::lookup_host((absolute.as_str(), port)),
+            )
+            .await;
+            let found: Vec<SocketAddr> = found
+                .map_err(|_| Error::DnsTimeout)?
+                .map_err(|_| Error::Dns)?
+                .collect();
+            let Some(reach) = reach else {
+                return Ok(found.into_iter());
+            };
             let mut denied = None;
             let mut allowed = Vec::with_capacity(found.len());
             for address in found {
@@ -160,7 +197,11 @@ impl Service<Name> for Checked {
                 }
             }
             allowed.truncate(ADDRESSES_TRIED);
-            if allowed.is_empty() { Err(denied.unwrap_or(Error::Dns)) } else { Ok(allowed.into_iter()) }
+            if allowed.is_empty() {
+                Err(denied.unwrap_or(Error::Dns))
+            } else {
+                Ok(allowed.into_iter())
+            }
         })
     }
 }
@@ -174,7 +215,9 @@ fn of_connect(e: &(dyn StdError + 'static)) -> Error {
         }
         if let Some(io) = c.downcast_ref::<io::Error>() {
             return match io.kind() {
-                io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => Error::ConnectRefused,
+                io::ErrorKind::ConnectionRefused | io::ErrorKind::ConnectionReset => {
+                    Error::ConnectRefused
+                }
                 io::ErrorKind::TimedOut => Error::ConnectTimeout,
                 _ => Error::Unreachable,
             };
@@ -185,8 +228,13 @@ fn of_connect(e: &(dyn StdError + 'static)) -> Error {
 }
 
 fn of_tls(e: &io::Error) -> Error {
-    match e.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
-        Some(rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented) => Error::Certificate,
+    match e
+        .get_ref()
+        .and_then(|inner| inner.downcast_ref::<rustls::Error>())
+    {
+        Some(rustls::Error::InvalidCertificate(_) | rustls::Error::NoCertificatesPresented) => {
+            Error::Certificate
+        }
         Some(_) => Error::Tls,
         None => Error::Tls,
     }

@@ -50,7 +50,11 @@ impl Body for Outgoing {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let frame = ready!(Pin::new(&mut self.incoming).poll_frame(cx));
-        if let Some(data) = frame.as_ref().and_then(|f| f.as_ref().ok()).and_then(Frame::data_ref) {
+        if let Some(data) = frame
+            .as_ref()
+            .and_then(|f| f.as_ref().ok())
+            .and_then(Frame::data_ref)
+        {
             self.sent.fetch_add(data.len() as u64, Relaxed);
         }
         Poll::Ready(frame)
@@ -99,7 +103,12 @@ impl Ready {
             .handshake(TokioIo::new(stream))
             .await;
         let (sender, wire) = made.map_err(|_| Error::Terminated)?;
-        Ok(Ready { sender, wire: Some(Box::new(wire)), target, pool })
+        Ok(Ready {
+            sender,
+            wire: Some(Box::new(wire)),
+            target,
+            pool,
+        })
     }
 
     /// Whom it leads to.
@@ -109,7 +118,8 @@ impl Ready {
 
     /// Whether the origin has not closed it, as far as this machine knows.
     pub fn is_alive(&mut self) -> bool {
-        self.poll_end(&mut Context::from_waker(Waker::noop())).is_pending()
+        self.poll_end(&mut Context::from_waker(Waker::noop()))
+            .is_pending()
     }
 
     /// Itself, if it is alive.
@@ -123,7 +133,9 @@ impl Ready {
     }
 
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(wire) = &mut self.wire else { return Poll::Ready(()) };
+        let Some(wire) = &mut self.wire else {
+            return Poll::Ready(());
+        };
         // An error ends it as well as a close does; why does not matter to a request that has not been sent.
         let _ = ready!(Pin::new(&mut **wire).poll(cx));
         self.wire = None;
@@ -134,7 +146,10 @@ impl Ready {
     ///
     /// # Errors
     /// Nothing of the request was written, and it comes back; or it may have been, and the connection is gone.
-    pub async fn send(mut self, request: Request<Outgoing>) -> Result<(Response<Incoming>, Ready), Unanswered> {
+    pub async fn send(
+        mut self,
+        request: Request<Outgoing>,
+    ) -> Result<(Response<Incoming>, Ready), Unanswered> {
         let mut answer = std::pin::pin!(self.sender.try_send_request(request));
         let outcome = std::future::poll_fn(|cx| {
             let _ = self.poll_end(cx);
@@ -170,7 +185,10 @@ pub struct AnswerBody {
 impl AnswerBody {
     /// The body of the answer that came on `ready`.
     pub fn new(incoming: Incoming, ready: Ready) -> Self {
-        AnswerBody { incoming, ready: Some(ready) }
+        AnswerBody {
+            incoming,
+            ready: Some(ready),
+        }
     }
 }
 
@@ -178,7 +196,10 @@ impl Body for AnswerBody {
     type Data = Bytes;
     type Error = Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         let this = &mut *self;
         if let Some(ready) = &mut this.ready {
             let _ = ready.poll_end(cx);

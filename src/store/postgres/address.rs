@@ -46,22 +46,34 @@ impl Address {
                 Some(("sslmode", v)) => mode = Some(v.to_owned()),
                 Some(("sslrootcert", v)) => root = Some(decoded(v)?),
                 Some(("channel_binding" | "sslcert" | "sslkey" | "gssencmode", _)) => {
-                    return Err(bad("store.url: sslcert, sslkey, channel_binding and gssencmode are not supported; remove them"));
+                    return Err(bad(
+                        "store.url: sslcert, sslkey, channel_binding and gssencmode are not supported; remove them",
+                    ));
                 }
                 _ => rest.push(pair),
             }
         }
-        let cleaned = if rest.is_empty() { base.to_owned() } else { format!("{base}?{}", rest.join("&")) };
+        let cleaned = if rest.is_empty() {
+            base.to_owned()
+        } else {
+            format!("{base}?{}", rest.join("&"))
+        };
         let mut config = tokio_postgres::Config::from_str(&cleaned)
             .map_err(|_| bad("store.url is not a valid postgres:// URL; write postgres://user:password@host:5432/database"))?;
         let (ssl, verify) = match (mode.as_deref(), &root) {
             (Some("disable"), _) => (tokio_postgres::config::SslMode::Disable, Verify::Nothing),
-            (None | Some("prefer" | "allow"), _) => (tokio_postgres::config::SslMode::Prefer, Verify::Nothing),
+            (None | Some("prefer" | "allow"), _) => {
+                (tokio_postgres::config::SslMode::Prefer, Verify::Nothing)
+            }
             (Some("require"), None) => (tokio_postgres::config::SslMode::Require, Verify::Nothing),
-            (Some("require" | "verify-ca"), _) => (tokio_postgres::config::SslMode::Require, Verify::Chain),
+            (Some("require" | "verify-ca"), _) => {
+                (tokio_postgres::config::SslMode::Require, Verify::Chain)
+            }
             (Some("verify-full"), _) => (tokio_postgres::config::SslMode::Require, Verify::Full),
             (Some(_), _) => {
-                return Err(bad("store.url: sslmode must be disable, prefer, require, verify-ca or verify-full"));
+                return Err(bad(
+                    "store.url: sslmode must be disable, prefer, require, verify-ca or verify-full",
+                ));
             }
         };
         config.ssl_mode(ssl).application_name("paceline");
@@ -79,7 +91,8 @@ fn bad(text: &str) -> StoreError {
 
 fn decoded(text: &str) -> Result<String, StoreError> {
     let utf8 = percent_encoding::percent_decode_str(text).decode_utf8();
-    utf8.map(|t| t.into_owned()).map_err(|_| bad("store.url: sslrootcert is not UTF-8"))
+    utf8.map(|t| t.into_owned())
+        .map_err(|_| bad("store.url: sslrootcert is not UTF-8"))
 }
 
 fn tls_config(verify: Verify, root: Option<PathBuf>) -> Result<rustls::ClientConfig, StoreError> {
@@ -88,15 +101,25 @@ fn tls_config(verify: Verify, root: Option<PathBuf>) -> Result<rustls::ClientCon
         .with_safe_default_protocol_versions()
         .map_err(|e| StoreError::new(Reason::Tls, e.to_string()))?;
     if verify == Verify::Nothing {
-        let lenient = Arc::new(Lenient { chain: None, provider });
-        return Ok(builder.dangerous().with_custom_certificate_verifier(lenient).with_no_client_auth());
+        let lenient = Arc::new(Lenient {
+            chain: None,
+            provider,
+        });
+        return Ok(builder
+            .dangerous()
+            .with_custom_certificate_verifier(lenient)
+            .with_no_client_auth());
     }
     let mut roots = RootCertStore::empty();
     match root {
         Some(file) if file.as_os_str() != "system" => {
-            let wrong = |_| bad("store.url: the file named by sslrootcert cannot be read as PEM certificates");
+            let wrong = |_| {
+                bad("store.url: the file named by sslrootcert cannot be read as PEM certificates")
+            };
             for cert in CertificateDer::pem_file_iter(&file).map_err(wrong)? {
-                roots.add(cert.map_err(wrong)?).map_err(|e| StoreError::new(Reason::Tls, e.to_string()))?;
+                roots
+                    .add(cert.map_err(wrong)?)
+                    .map_err(|e| StoreError::new(Reason::Tls, e.to_string()))?;
             }
         }
         _ => {
@@ -105,7 +128,9 @@ fn tls_config(verify: Verify, root: Option<PathBuf>) -> Result<rustls::ClientCon
         }
     }
     if roots.is_empty() {
-        return Err(bad("store.url: no root certificates to verify the server with; name a file with sslrootcert"));
+        return Err(bad(
+            "store.url: no root certificates to verify the server with; name a file with sslrootcert",
+        ));
     }
     let roots = Arc::new(roots);
     if verify == Verify::Full {
@@ -114,8 +139,14 @@ fn tls_config(verify: Verify, root: Option<PathBuf>) -> Result<rustls::ClientCon
     let chain = WebPkiServerVerifier::builder_with_provider(roots, provider.clone())
         .build()
         .map_err(|e| StoreError::new(Reason::Tls, e.to_string()))?;
-    let lenient = Arc::new(Lenient { chain: Some(chain), provider });
-    Ok(builder.dangerous().with_custom_certificate_verifier(lenient).with_no_client_auth())
+    let lenient = Arc::new(Lenient {
+        chain: Some(chain),
+        provider,
+    });
+    Ok(builder
+        .dangerous()
+        .with_custom_certificate_verifier(lenient)
+        .with_no_client_auth())
 }
 
 /// Verifies the chain but not the name (`verify-ca`), or nothing (`require`, `prefer`).
@@ -135,7 +166,9 @@ impl ServerCertVerifier for Lenient {
         now: UnixTime,
     ) -> Result<ServerCertVerified, TlsError> {
         use rustls::CertificateError::{NotValidForName, NotValidForNameContext};
-        let Some(chain) = &self.chain else { return Ok(ServerCertVerified::assertion()) };
+        let Some(chain) = &self.chain else {
+            return Ok(ServerCertVerified::assertion());
+        };
         match chain.verify_server_cert(end_entity, intermediates, name, ocsp, now) {
             // The name is checked last, after the chain has been found good.
             Err(TlsError::InvalidCertificate(NotValidForName | NotValidForNameContext { .. })) => {
@@ -166,7 +199,9 @@ impl ServerCertVerifier for Lenient {
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.provider.signature_verification_algorithms.supported_schemes()
+        self.provider
+            .signature_verification_algorithms
+            .supported_schemes()
     }
 }
 
@@ -176,10 +211,16 @@ mod tests {
 
     #[test]
     fn the_ssl_parameters_are_taken_out_of_the_url() {
-        let a = Address::parse("postgres://u:p@h1,h2:5433/db?sslmode=require&target_session_attrs=read-write").map_err(|e| e.to_string());
+        let a = Address::parse(
+            "postgres://u:p@h1,h2:5433/db?sslmode=require&target_session_attrs=read-write",
+        )
+        .map_err(|e| e.to_string());
         let a = a.expect("a valid URL");
         assert_eq!(a.config.get_hosts().len(), 2);
-        assert_eq!(a.config.get_target_session_attrs(), tokio_postgres::config::TargetSessionAttrs::ReadWrite);
+        assert_eq!(
+            a.config.get_target_session_attrs(),
+            tokio_postgres::config::TargetSessionAttrs::ReadWrite
+        );
         assert!(a.tls.is_some());
         let off = Address::parse("postgres://u@h/db?sslmode=disable").expect("a valid URL");
         assert!(off.tls.is_none());
@@ -187,9 +228,19 @@ mod tests {
 
     #[test]
     fn no_part_of_a_bad_url_is_shown() {
-        for url in ["postgres://u:hunter2@h:x/db", "postgres://u:hunter2@h/db?sslmode=hunter2", "postgres://u:hunter2@h/db?sslrootcert=/hunter2"] {
-            let url = if url.contains("sslrootcert") { format!("{url}&sslmode=verify-full") } else { url.to_owned() };
-            let Err(e) = Address::parse(&url) else { panic!("{url} was accepted") };
+        for url in [
+            "postgres://u:hunter2@h:x/db",
+            "postgres://u:hunter2@h/db?sslmode=hunter2",
+            "postgres://u:hunter2@h/db?sslrootcert=/hunter2",
+        ] {
+            let url = if url.contains("sslrootcert") {
+                format!("{url}&sslmode=verify-full")
+            } else {
+                url.to_owned()
+            };
+            let Err(e) = Address::parse(&url) else {
+                panic!("{url} was accepted")
+            };
             assert!(!e.to_string().contains("hunter2"), "{e}");
         }
     }

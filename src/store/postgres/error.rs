@@ -65,14 +65,24 @@ impl Reason {
     /// What an operator can do about it.
     pub fn advice(self) -> &'static str {
         match self {
-            Reason::Away | Reason::Timeout | Reason::Connection => "check that Postgres runs and can be reached at store.url",
-            Reason::Tls => "check sslmode and sslrootcert in store.url, and the server's certificate",
+            Reason::Away | Reason::Timeout | Reason::Connection => {
+                "check that Postgres runs and can be reached at store.url"
+            }
+            Reason::Tls => {
+                "check sslmode and sslrootcert in store.url, and the server's certificate"
+            }
             Reason::Authentication => "check user, password and database in store.url",
-            Reason::ReadOnly => "point store.url at the primary, or list all servers in it with target_session_attrs=read-write",
+            Reason::ReadOnly => {
+                "point store.url at the primary, or list all servers in it with target_session_attrs=read-write"
+            }
             Reason::ShuttingDown => "wait until the server has started",
             Reason::TooManyConnections => "raise max_connections, or close idle sessions",
-            Reason::Table => "check store.table: it needs columns cache_key (unique), value and expires; leave it out to have one made",
-            Reason::Privilege => "grant SELECT, INSERT, UPDATE and DELETE on the table to this user",
+            Reason::Table => {
+                "check store.table: it needs columns cache_key (unique), value and expires; leave it out to have one made"
+            }
+            Reason::Privilege => {
+                "grant SELECT, INSERT, UPDATE and DELETE on the table to this user"
+            }
             Reason::DiskFull => "free disk space on the server",
             Reason::Locked => "find the session that holds a lock on the cursor's row, in pg_locks",
             Reason::Other => "see the server's log",
@@ -83,7 +93,10 @@ impl Reason {
 impl StoreError {
     /// An error without a cause in Postgres.
     pub fn new(reason: Reason, detail: impl Into<String>) -> Self {
-        StoreError { reason, detail: detail.into() }
+        StoreError {
+            reason,
+            detail: detail.into(),
+        }
     }
 
     /// Why.
@@ -93,12 +106,18 @@ impl StoreError {
 
     /// The same, saying which server.
     pub fn at(self, server: &str) -> Self {
-        StoreError { reason: self.reason, detail: format!("{server}: {}", self.detail) }
+        StoreError {
+            reason: self.reason,
+            detail: format!("{server}: {}", self.detail),
+        }
     }
 
     /// The same, for another who waits for the same session.
     pub fn again(&self) -> Self {
-        StoreError { reason: self.reason, detail: self.detail.clone() }
+        StoreError {
+            reason: self.reason,
+            detail: self.detail.clone(),
+        }
     }
 
     /// Whether the session is of no more use.
@@ -109,7 +128,13 @@ impl StoreError {
 
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} ({}): {}", self.detail, self.reason.label(), self.reason.advice())
+        write!(
+            f,
+            "{} ({}): {}",
+            self.detail,
+            self.reason.label(),
+            self.reason.advice()
+        )
     }
 }
 
@@ -119,7 +144,10 @@ impl From<tokio_postgres::Error> for StoreError {
     fn from(e: tokio_postgres::Error) -> Self {
         if let Some(db) = e.as_db_error() {
             // Only code and primary message: details may hold values.
-            return StoreError::new(of_sql_state(db.code()), format!("{}: {}", db.code().code(), db.message()));
+            return StoreError::new(
+                of_sql_state(db.code()),
+                format!("{}: {}", db.code().code(), db.message()),
+            );
         }
         let mut cause = e.source();
         while let Some(c) = cause {
@@ -128,12 +156,20 @@ impl From<tokio_postgres::Error> for StoreError {
             }
             if let Some(io) = c.downcast_ref::<io::Error>() {
                 let inner = io.get_ref().and_then(|e| e.downcast_ref::<rustls::Error>());
-                let reason = if inner.is_some() { Reason::Tls } else { Reason::Connection };
+                let reason = if inner.is_some() {
+                    Reason::Tls
+                } else {
+                    Reason::Connection
+                };
                 return StoreError::new(reason, io.to_string());
             }
             cause = c.source();
         }
-        let reason = if e.is_closed() { Reason::Connection } else { Reason::Other };
+        let reason = if e.is_closed() {
+            Reason::Connection
+        } else {
+            Reason::Other
+        };
         StoreError::new(reason, e.to_string())
     }
 }
@@ -165,8 +201,12 @@ fn of_sql_state(code: &SqlState) -> Reason {
         }
         c if *c == SqlState::INSUFFICIENT_PRIVILEGE => Reason::Privilege,
         c if *c == SqlState::DISK_FULL => Reason::DiskFull,
-        c if *c == SqlState::LOCK_NOT_AVAILABLE || *c == SqlState::T_R_DEADLOCK_DETECTED => Reason::Locked,
-        c if c.code().starts_with("28") || *c == SqlState::INVALID_CATALOG_NAME => Reason::Authentication,
+        c if *c == SqlState::LOCK_NOT_AVAILABLE || *c == SqlState::T_R_DEADLOCK_DETECTED => {
+            Reason::Locked
+        }
+        c if c.code().starts_with("28") || *c == SqlState::INVALID_CATALOG_NAME => {
+            Reason::Authentication
+        }
         _ => Reason::Other,
     }
 }

@@ -72,13 +72,21 @@ const RESERVE_TYPES: [Type; 5] = [Type::TEXT, Type::INT8, Type::INT8, Type::INT8
 ///
 /// # Errors
 /// Why the last server tried would not do.
-pub async fn open(address: &Address, table: &Table, own_table: bool) -> Result<(Session, Wire), StoreError> {
+pub async fn open(
+    address: &Address,
+    table: &Table,
+    own_table: bool,
+) -> Result<(Session, Wire), StoreError> {
     let mut last = StoreError::new(Reason::Connection, "store.url names no host");
     for at in 0..address.config.get_hosts().len() {
-        match tokio::time::timeout(CONNECT_DEADLINE, open_one(address, at, table, own_table)).await {
+        match tokio::time::timeout(CONNECT_DEADLINE, open_one(address, at, table, own_table)).await
+        {
             Ok(Ok(session)) => return Ok(session),
             Ok(Err(e)) => last = e.at(&server(address, at)),
-            Err(_) => last = StoreError::new(Reason::Timeout, "no reply while connecting").at(&server(address, at)),
+            Err(_) => {
+                last = StoreError::new(Reason::Timeout, "no reply while connecting")
+                    .at(&server(address, at))
+            }
         }
     }
     Err(last)
@@ -87,17 +95,30 @@ pub async fn open(address: &Address, table: &Table, own_table: bool) -> Result<(
 /// Host and port, as they may be shown.
 fn server(address: &Address, at: usize) -> String {
     let ports = address.config.get_ports();
-    let port = ports.get(at).or(ports.first()).copied().unwrap_or(DEFAULT_PORT);
+    let port = ports
+        .get(at)
+        .or(ports.first())
+        .copied()
+        .unwrap_or(DEFAULT_PORT);
     match &address.config.get_hosts()[at] {
         Host::Tcp(name) => format!("{name}:{port}"),
         Host::Unix(dir) => format!("{}:{port}", dir.display()),
     }
 }
 
-async fn open_one(address: &Address, at: usize, table: &Table, own_table: bool) -> Result<(Session, Wire), StoreError> {
+async fn open_one(
+    address: &Address,
+    at: usize,
+    table: &Table,
+    own_table: bool,
+) -> Result<(Session, Wire), StoreError> {
     let config = &address.config;
     let ports = config.get_ports();
-    let port = ports.get(at).or(ports.first()).copied().unwrap_or(DEFAULT_PORT);
+    let port = ports
+        .get(at)
+        .or(ports.first())
+        .copied()
+        .unwrap_or(DEFAULT_PORT);
     let (client, wire, direct) = match &config.get_hosts()[at] {
         Host::Unix(dir) => {
             let stream = UnixStream::connect(dir.join(format!(".s.PGSQL.{port}"))).await?;
@@ -124,13 +145,24 @@ async fn open_one(address: &Address, at: usize, table: &Table, own_table: bool) 
                 Some(tls) => {
                     let mut make = MakeRustlsConnect::new((**tls).clone());
                     let tls = MakeTlsConnect::<TcpStream>::make_tls_connect(&mut make, name)
-                        .map_err(|_| StoreError::new(Reason::Tls, "the host in store.url is no name that TLS can verify"))?;
+                        .map_err(|_| {
+                            StoreError::new(
+                                Reason::Tls,
+                                "the host in store.url is no name that TLS can verify",
+                            )
+                        })?;
                     let (client, connection) = config.connect_raw(stream, tls).await?;
-                    (client, tokio::spawn(async move { connection.await.err().map(StoreError::from) }))
+                    (
+                        client,
+                        tokio::spawn(async move { connection.await.err().map(StoreError::from) }),
+                    )
                 }
                 None => {
                     let (client, connection) = config.connect_raw(stream, NoTls).await?;
-                    (client, tokio::spawn(async move { connection.await.err().map(StoreError::from) }))
+                    (
+                        client,
+                        tokio::spawn(async move { connection.await.err().map(StoreError::from) }),
+                    )
                 }
             };
             let row = client.query_typed("SELECT inet_client_port()", &[]).await?;
@@ -148,7 +180,11 @@ async fn open_one(address: &Address, at: usize, table: &Table, own_table: bool) 
     } else {
         Prepared::Unnamed(text)
     };
-    let mut session = Session { client, reserve, clock: Vec::new() };
+    let mut session = Session {
+        client,
+        reserve,
+        clock: Vec::new(),
+    };
     session.rehearse().await?;
     for _ in 0..CLOCK_SAMPLES {
         let sent = LocalTime::now();
@@ -169,14 +205,26 @@ impl Session {
         let floor = ask.floor.map(|t| t.0);
         let row = match &self.reserve {
             Prepared::Named(statement) => {
-                self.client.query_one(&**statement, &[&key, &span, &ask.lead, &floor, &ask.horizon]).await?
+                self.client
+                    .query_one(
+                        &**statement,
+                        &[&key, &span, &ask.lead, &floor, &ask.horizon],
+                    )
+                    .await?
             }
             Prepared::Unnamed(text) => {
                 let [k, s, l, f, h] = RESERVE_TYPES;
-                let params: [(&(dyn ToSql + Sync), _); 5] =
-                    [(&key, k), (&span, s), (&ask.lead, l), (&floor, f), (&ask.horizon, h)];
+                let params: [(&(dyn ToSql + Sync), _); 5] = [
+                    (&key, k),
+                    (&span, s),
+                    (&ask.lead, l),
+                    (&floor, f),
+                    (&ask.horizon, h),
+                ];
                 let rows = self.client.query_typed(text, &params).await?;
-                rows.into_iter().next().ok_or_else(|| StoreError::new(Reason::Other, "the reservation returned no row"))?
+                rows.into_iter().next().ok_or_else(|| {
+                    StoreError::new(Reason::Other, "the reservation returned no row")
+                })?
             }
         };
         let (end, now): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
@@ -192,7 +240,13 @@ impl Session {
     /// reads show here and not at the first request, which besides finds the server's caches warm.
     async fn rehearse(&self) -> Result<(), StoreError> {
         self.client.batch_execute("BEGIN").await?;
-        let ask = Ask { slots: 1, interval: 1, lead: 0, floor: None, horizon: SECOND };
+        let ask = Ask {
+            slots: 1,
+            interval: 1,
+            lead: 0,
+            floor: None,
+            horizon: SECOND,
+        };
         let outcome = self.reserve(sql::REHEARSAL_KEY, &ask).await;
         self.client.batch_execute("ROLLBACK").await?;
         outcome.map(drop)
@@ -206,13 +260,21 @@ async fn backend_pid(client: &Client) -> Result<i32, StoreError> {
 
 fn parent(pid: i32) -> Option<i32> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
+    stat.rsplit_once(')')?
+        .1
+        .split_whitespace()
+        .nth(1)?
+        .parse()
+        .ok()
 }
 
 fn tune(stream: &TcpStream) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let socket = socket2::SockRef::from(stream);
-    let keepalive = socket2::TcpKeepalive::new().with_time(DEAD_PEER).with_interval(Duration::from_secs(1)).with_retries(3);
+    let keepalive = socket2::TcpKeepalive::new()
+        .with_time(DEAD_PEER)
+        .with_interval(Duration::from_secs(1))
+        .with_retries(3);
     socket.set_tcp_keepalive(&keepalive)?;
     socket.set_tcp_user_timeout(Some(DEAD_PEER))
 }
@@ -222,7 +284,9 @@ fn tune(stream: &TcpStream) -> io::Result<()> {
 async fn make_table(client: &Client, table: &Table) -> Result<(), StoreError> {
     let name = table.quoted().to_owned();
     for attempt in 0..3 {
-        let row = client.query_typed("SELECT to_regclass($1) IS NOT NULL", &[(&name, Type::TEXT)]).await?;
+        let row = client
+            .query_typed("SELECT to_regclass($1) IS NOT NULL", &[(&name, Type::TEXT)])
+            .await?;
         if row.first().is_some_and(|r| r.get(0)) {
             return Ok(());
         }

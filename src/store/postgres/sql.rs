@@ -14,8 +14,13 @@ pub struct Table {
 impl Table {
     /// Quotes `name`, which is `table` or `schema.table`.
     pub fn new(name: &str) -> Self {
-        let parts: Vec<String> = name.split('.').map(|p| format!("\"{}\"", p.replace('"', "\"\""))).collect();
-        Table { quoted: parts.join(".") }
+        let parts: Vec<String> = name
+            .split('.')
+            .map(|p| format!("\"{}\"", p.replace('"', "\"\"")))
+            .collect();
+        Table {
+            quoted: parts.join("."),
+        }
     }
 
     /// The quoted name.
@@ -48,7 +53,9 @@ pub fn reserve(table: &Table, pooled: bool) -> String {
     let held = "CASE WHEN c.value ~ '^[0-9]{1,11}([.][0-9]{0,20})?$' THEN c.value::numeric END";
     let cursor = bounded(&format!("({held})"));
     let moved = |cursor: &str| {
-        format!("(greatest({now} + $3::int8 * 0.000000001, {cursor}, {floor}) + $2::int8 * 0.000000001)::text")
+        format!(
+            "(greatest({now} + $3::int8 * 0.000000001, {cursor}, {floor}) + $2::int8 * 0.000000001)::text"
+        )
     };
     // `expires` is indexed in a Django cache table: writing it each time would make every update a new index entry.
     // It moves only when half used, so that almost all updates are heap-only (HOT).
@@ -109,6 +116,9 @@ mod tests {
     #[test]
     fn a_table_name_cannot_break_out_of_its_quotes() {
         assert_eq!(Table::new("public.cache").quoted(), r#""public"."cache""#);
-        assert_eq!(Table::new(r#"a"; drop table b; --"#).quoted(), r#""a""; drop table b; --""#);
+        assert_eq!(
+            Table::new(r#"a"; drop table b; --"#).quoted(),
+            r#""a""; drop table b; --""#
+        );
     }
 }

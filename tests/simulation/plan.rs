@@ -1,0 +1,221 @@
+//! What happens in one history, drawn from its seed: how many replicas, how slow the links, which clients, which faults.
+//! The plan is made beforehand and printed with a failure; chances along the way come from the same seed.
+
+use std::ops::RangeInclusive;
+
+use paceline::pacing::time::{MILLISECOND, Nanos, SECOND};
+
+use super::{clocks::True, random::Random};
+
+pub const MICROSECOND: Nanos = 1_000;
+
+/// A range to draw spans from.
+pub type Spans = RangeInclusive<Nanos>;
+
+/// So many times in a thousand.
+pub type PerMille = u32;
+
+#[derive(Clone, Debug)]
+pub struct Plan {
+    pub seed: u64,
+    pub replicas: usize,
+    /// Programs that move the same cursor with a statement of their own, one fetch after the other.
+    pub foreign: usize,
+    pub interval: Nanos,
+    /// Arrivals stop here; then what waits is served or refused.
+    pub span: True,
+    pub max_in_flight: Option<usize>,
+    pub queue_limit: usize,
+    /// One way to the store, and jitter on top of it, each way.
+    pub one_way: Spans,
+    pub jitter: Nanos,
+    pub spikes: PerMille,
+    pub lost_request: PerMille,
+    pub lost_reply: PerMille,
+    /// Arrivals in all, against the ceiling.
+    pub load: PerMille,
+    pub bursts: Vec<(True, usize)>,
+    pub clients: u64,
+    pub urgent: PerMille,
+    pub patience: Spans,
+    pub leavers: PerMille,
+    pub leave_after: Spans,
+    pub dial: Spans,
+    pub slow_dials: PerMille,
+    pub failed_dials: PerMille,
+    /// Ready connections that are lost again.
+    pub lost_ready: PerMille,
+    /// Requests that wake late when it is their turn, and how late.
+    pub late_wakes: PerMille,
+    pub late: Spans,
+    /// Connections that break when the turn has come, or on the way out with nothing written.
+    pub broken: PerMille,
+    pub service: Spans,
+    /// Refused clients come back when they were told to, this often.
+    pub comebacks: u32,
+    pub faults: Vec<(True, Fault)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Fault {
+    Suspend {
+        replica: usize,
+        span: Nanos,
+    },
+    Kill {
+        replica: usize,
+        down: Nanos,
+    },
+    /// No call of this replica gets through.
+    Outage {
+        replica: usize,
+        span: Nanos,
+    },
+    RowVanishes,
+    /// The row says a time that no cursor can honestly have.
+    RowFarAhead,
+    Step(Nanos),
+    Reconfigure(Nanos),
+}
+
+impl Plan {
+    /// A history in which nothing goes wrong and little is asked.
+    pub fn quiet(seed: u64, random: &mut Random) -> Self {
+        let interval = random.magnitude(10 * MILLISECOND..=500 * MILLISECOND);
+        let one_way = random.magnitude(20 * MICROSECOND..=20 * MILLISECOND);
+        Plan {
+            seed,
+            replicas: random.within(1..=4) as usize,
+            foreign: 0,
+            interval,
+            span: (interval * 60).clamp(2 * SECOND, 20 * SECOND),
+            max_in_flight: None,
+            queue_limit: 10_000,
+            one_way: one_way / 2..=one_way,
+            jitter: one_way / 4,
+            spikes: 0,
+            lost_request: 0,
+            lost_reply: 0,
+            load: 500,
+            bursts: Vec::new(),
+            clients: 5,
+            urgent: 0,
+            patience: 10 * SECOND..=10 * SECOND,
+            leavers: 0,
+            leave_after: 0..=SECOND,
+            dial: 100 * MICROSECOND..=MILLISECOND,
+            slow_dials: 0,
+            failed_dials: 0,
+            lost_ready: 0,
+            late_wakes: 0,
+            late: 0..=100 * MILLISECOND,
+            broken: 0,
+            service: MILLISECOND..=50 * MILLISECOND,
+            comebacks: 0,
+            faults: Vec::new(),
+        }
+    }
+
+    /// Anything may go wrong; each kind of trouble in some of the histories only, so that the others stay sharp.
+    pub fn troubled(seed: u64, random: &mut Random) -> Self {
+        let mut plan = Plan::quiet(seed, random);
+        plan.interval = random.magnitude(10 * MILLISECOND..=SECOND);
+        plan.span = (plan.interval * 40).clamp(2 * SECOND, 20 * SECOND);
+        let some = |r: &mut Random, most: i64| {
+            if r.chance(400) {
+                r.within(1..=most) as u32
+            } else {
+                0
+            }
+        };
+        plan.foreign = if random.chance(200) {
+            random.within(1..=2) as usize
+        } else {
+            0
+        };
+        plan.max_in_flight = random.chance(250).then(|| random.within(1..=6) as usize);
+        plan.queue_limit = random.pick(&[5, 40, 10_000]);
+        plan.jitter = if random.chance(300) {
+            random.magnitude(MILLISECOND..=80 * MILLISECOND)
+        } else {
+            plan.jitter
+        };
+        plan.spikes = some(random, 20);
+        plan.lost_request = some(random, 50);
+        plan.lost_reply = some(random, 50);
+        plan.load = random.within(200..=2500) as u32;
+        for _ in 0..random.within(0..=2) {
+            plan.bursts
+                .push((random.within(0..=plan.span), random.within(1..=40) as usize));
+        }
+        plan.clients = random.within(1..=12) as u64;
+        plan.urgent = some(random, 300);
+        let patience = random.magnitude(200 * MILLISECOND..=12 * SECOND);
+        plan.patience = patience / 2..=patience;
+        plan.leavers = some(random, 600);
+        plan.leave_after = 0..=random.magnitude(10 * MILLISECOND..=3 * SECOND);
+        let dial = random.magnitude(100 * MICROSECOND..=150 * MILLISECOND);
+        plan.dial = dial / 4..=dial;
+        plan.slow_dials = some(random, 200);
+        plan.failed_dials = some(random, 100);
+        plan.lost_ready = some(random, 100);
+        plan.late_wakes = some(random, 100);
+        plan.broken = some(random, 50);
+        plan.service = MILLISECOND..=random.magnitude(10 * MILLISECOND..=2 * SECOND);
+        plan.comebacks = some(random, 2);
+        if random.chance(500) {
+            for _ in 0..random.within(1..=3) {
+                let fault = plan.draw_fault(random);
+                plan.faults.push((random.within(0..=plan.span), fault));
+            }
+        }
+        plan
+    }
+
+    fn draw_fault(&self, random: &mut Random) -> Fault {
+        let replica = random.next() as usize % self.replicas;
+        match random.within(0..=8) {
+            0 => Fault::Suspend {
+                replica,
+                span: random.magnitude(20 * MILLISECOND..=6 * SECOND),
+            },
+            1 => Fault::Kill {
+                replica,
+                down: random.within(0..=SECOND),
+            },
+            2 => Fault::Outage {
+                replica,
+                span: random.within(MILLISECOND..=3 * SECOND),
+            },
+            3 | 4 => Fault::RowVanishes,
+            // A foreign program believes whatever the row says; only the replicas know better.
+            5 if self.foreign == 0 => Fault::RowFarAhead,
+            6 => Fault::Step(random.pick(&[3600 * SECOND, -3600 * SECOND])),
+            7 => Fault::Step(random.within(-200 * MILLISECOND..=200 * MILLISECOND)),
+            _ => Fault::Reconfigure(
+                (self.interval * random.within(25..=400) / 100).max(5 * MILLISECOND),
+            ),
+        }
+    }
+
+    /// Whether clocks or rows were tampered with, so that slots may come closer than the rule allows.
+    pub fn tampers(&self) -> bool {
+        self.faults
+            .iter()
+            .any(|(_, f)| matches!(f, Fault::RowVanishes | Fault::RowFarAhead | Fault::Step(_)))
+    }
+
+    /// Whether the store's clock steps.
+    pub fn steps(&self) -> bool {
+        self.faults.iter().any(|(_, f)| matches!(f, Fault::Step(_)))
+    }
+
+    /// The shortest interval that is ever in force.
+    pub fn shortest_interval(&self) -> Nanos {
+        let changed = self.faults.iter().filter_map(|(_, f)| match f {
+            Fault::Reconfigure(interval) => Some(*interval),
+            _ => None,
+        });
+        changed.fold(self.interval, Nanos::min)
+    }
+}
