@@ -212,7 +212,8 @@ impl Pacer {
             self.spacing = self.settings.interval;
             self.busy_since = None;
         }
-        if self.predicted(now, self.line.rank_of_next(client, urgency)) > deadline {
+        let predicted = self.predicted(now, self.line.rank_of_next(client, urgency));
+        if predicted.plus(self.margin()) > deadline {
             return Err(self.refusal(now, Cause::WaitTooLong, patience));
         }
         let id = self.next_id;
@@ -612,12 +613,18 @@ impl Pacer {
         next.plus(self.spacing.saturating_mul(beyond))
     }
 
+    /// How long before its deadline a request should have its slot: slots are mapped a little late, and timers fire late.
+    fn margin(&self) -> Nanos {
+        MILLISECOND + self.settings.interval / 1_000
+    }
+
     /// A refusal whose `Retry-After` comes true. A request of this patience finds room once the queue has drained to
     /// what it can wait for; and each refused request is promised a later instant than the one before, one slot
     /// apart, so that all of them coming back as told do not meet the same full queue again.
     fn refusal(&mut self, now: LocalTime, cause: Cause, patience: Nanos) -> Refusal {
         let end_of_line = self.predicted(now, self.line.len());
-        let room_at = now.plus(end_of_line.since(now).saturating_sub(patience).max(0));
+        let wait = end_of_line.since(now).saturating_add(self.margin());
+        let room_at = now.plus(wait.saturating_sub(patience).max(0));
         self.promise = self
             .promise
             .max(room_at)
@@ -659,3 +666,6 @@ impl Pacer {
         &self.settings
     }
 }
+
+#[cfg(test)]
+mod tests;
