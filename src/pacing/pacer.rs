@@ -354,7 +354,13 @@ impl Pacer {
             self.reassess_at = LocalTime(Nanos::MIN);
         }
         self.last_slot = last;
-        let need = clock.round_trip().saturating_mul(2) / granted.interval.max(1) + 1;
+        // A call is made when the one before has been answered: what is held then must last for the way there and the
+        // lead, or the cursor would be pushed past slots that nobody uses.
+        let ahead = clock
+            .round_trip()
+            .saturating_mul(2)
+            .saturating_add(clock.lead());
+        let need = ahead / granted.interval.max(1) + 1;
         self.reach = usize::try_from(need).unwrap_or(usize::MAX).max(1);
     }
 
@@ -623,8 +629,9 @@ impl Pacer {
     /// apart, so that all of them coming back as told do not meet the same full queue again.
     fn refusal(&mut self, now: LocalTime, cause: Cause, patience: Nanos) -> Refusal {
         let end_of_line = self.predicted(now, self.line.len());
-        let wait = end_of_line.since(now).saturating_add(self.margin());
-        let room_at = now.plus(wait.saturating_sub(patience).max(0));
+        // A tenth of the patience is left for what the pace may yet bring, and two places for others who come first.
+        let sure = patience - patience / 10 - self.margin() - 2 * self.spacing;
+        let room_at = now.plus(end_of_line.since(now).saturating_sub(sure).max(0));
         self.promise = self
             .promise
             .max(room_at)

@@ -7,6 +7,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::store::memory;
 
+type Refused = Vec<(Id, Refusal)>;
+
 const INTERVAL: Nanos = 100 * MILLISECOND;
 
 fn settings() -> Settings {
@@ -53,7 +55,7 @@ impl Bench {
     }
 
     /// Lets everything happen that is due now; returns who was dispatched and who refused.
-    fn pump(&mut self) -> (Vec<(Dispatched, Slot)>, Vec<(Id, Refusal)>) {
+    fn pump(&mut self) -> (Vec<(Dispatched, Slot)>, Refused) {
         let (mut sent, mut refused) = (Vec::new(), Vec::new());
         while let Some(action) = self.pacer.next_action(self.now) {
             match action {
@@ -76,7 +78,7 @@ impl Bench {
     }
 
     /// Sleeps as told until `until`; returns who was dispatched, with the instants, and who was refused.
-    fn run(&mut self, until: LocalTime) -> (Vec<(Id, LocalTime)>, Vec<(Id, Refusal)>) {
+    fn run(&mut self, until: LocalTime) -> (Vec<(Id, LocalTime)>, Refused) {
         let (mut all_sent, mut all_refused) = (Vec::new(), Vec::new());
         loop {
             let (sent, refused) = self.pump();
