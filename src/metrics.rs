@@ -233,7 +233,7 @@ impl Metrics {
                 &registry,
                 IntGauge::new(
                     "paceline_tunnels",
-                    "Tunnels open at the moment, intercepted ones included.",
+                    "Tunnels open at the moment: bytes passed without pacing.",
                 ),
             ),
             connections: register(

@@ -39,10 +39,10 @@ pub async fn run(
     early: Bytes,
     drain: Signal,
 ) {
-    let _open = outer.proxy.metrics.tunnel();
     let mut record = promise.record;
     match promise.plan {
         Plan::Relay(mut origin) => {
+            let _open = outer.proxy.metrics.tunnel();
             let mut client = Early {
                 early,
                 stream: client,
