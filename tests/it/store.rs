@@ -1,9 +1,6 @@
 //! Postgres as it is found: TLS, several hosts, a pooler in between, replies that get lost, a server that is away.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
+use std::{thread, time::Duration};
 
 use crate::{
     bed::{
