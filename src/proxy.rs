@@ -102,13 +102,15 @@ enum Wish {
 }
 
 impl Downstream {
-    /// Answers one request. Never fails: every error is an answer.
+    /// Answers one request, with a refusal where the `verdict` on its form is one. Never fails: every error is an
+    /// answer.
     ///
     /// # Errors
     /// None; the type is what the codec wants.
     pub async fn serve(
         self: Arc<Self>,
         request: Request<Incoming>,
+        verdict: Result<(), Error>,
     ) -> Result<Response<Answer>, Infallible> {
         let user = self.pinned.as_ref().and_then(|p| p.user.clone());
         let mut record = Record::new(
@@ -118,7 +120,10 @@ impl Downstream {
             request.method().clone(),
         );
         let is_connect = request.method() == Method::CONNECT;
-        let outcome = self.carry(request, &mut record).await;
+        let outcome = match verdict {
+            Ok(()) => self.carry(request, &mut record).await,
+            Err(e) => Err(e),
+        };
         Ok(match outcome {
             // A tunnel's record ends with the tunnel, any other with the body of its answer.
             Ok(response) if self.has_promise() => {

@@ -248,7 +248,10 @@ impl Drop for AnswerBody {
 }
 
 fn of_hyper(e: &hyper::Error) -> Error {
-    if e.is_parse() || e.is_parse_status() {
+    if e.is_user() {
+        // The one thing of ours that can fail there is the client's body, which broke off or is not framed as it must be.
+        Error::Malformed("the request's body ended early or is malformed; send all of it as framed")
+    } else if e.is_parse() || e.is_parse_status() {
         Error::BadResponse
     } else if e.is_timeout() {
         Error::ResponseTimeout
