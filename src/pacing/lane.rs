@@ -198,9 +198,12 @@ impl Core {
     }
 }
 
+/// A reservation under way: what the store granted, or when to ask it again.
+type StoreCall = Pin<Box<dyn Future<Output = Result<Granted, LocalTime>> + Send>>;
+
 /// Waits for what the pacer cannot do by itself: instants, and the store's replies.
 async fn drive(lane: Arc<Lane>) {
-    let mut call: Option<Pin<Box<dyn Future<Output = Result<Granted, LocalTime>> + Send>>> = None;
+    let mut call: Option<StoreCall> = None;
     loop {
         let wake_at = {
             let mut core = lane.lock();
