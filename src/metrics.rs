@@ -472,7 +472,10 @@ mod tests {
         let cells = |line: &str| {
             let mut cells = line.split('|').map(str::trim).skip(1);
             let name = cells.next()?.strip_prefix('`')?.strip_suffix('`')?;
-            let is_metric = name.starts_with("paceline_") || name.starts_with("process_");
+            let is_metric = ["paceline_", "process_"]
+                .iter()
+                .any(|prefix| name.starts_with(prefix))
+                && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
             let (kind, labels) = (cells.next()?, cells.next()?);
             let labels = labels.split('`').skip(1).step_by(2).map(str::to_owned);
             is_metric.then(|| (name.to_owned(), (kind.to_owned(), labels.collect())))
