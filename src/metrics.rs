@@ -545,11 +545,11 @@ mod tests {
     fn scraped() -> Table {
         let metrics = Metrics::new();
         let figures = metrics.destination("d", Mode::Shared);
-        figures.dispatched(0.0, 0.0);
+        figures.dispatched(0.0, 0.0, false);
         figures.responded(http::StatusCode::OK);
         figures.answered("ok");
         metrics.store_error("timeout");
-        let text = metrics.scrape(&[("d".into(), Standing::default())], 0);
+        let text = metrics.scrape(&[("d".into(), Standing::default())], Among::default());
         let mut table = Table::new();
         for line in text.lines() {
             if let Some((name, kind)) = line
