@@ -1,5 +1,9 @@
 //! The integration tests: claims about replicas as processes, with a real Postgres, a real TLS origin and real clients.
 //! One binary, one module a theme; what they stand on is in `bed`.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "the tests are plain blocking code that measures and waits from outside"
+)]
 
 mod bed;
 mod bulk;
