@@ -5,9 +5,10 @@
 //! is suspicion: see [`framing`].
 
 pub mod framing;
+pub mod socket;
 pub mod watched;
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{convert::Infallible, pin::Pin, sync::Arc, task::Poll, time::Duration};
 
 use bytes::Bytes;
 use hyper::{server::conn::http1, service::service_fn};
@@ -27,6 +28,9 @@ use crate::{
 const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 /// A kept-alive connection may wait this long for its next request: longer than any client keeps its own.
 const IDLE_DEADLINE: Duration = Duration::from_secs(600);
+
+/// How often a client is looked for whose bytes are not being read.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// A connection that we close is read on for this long, and for so many reads, so that the peer gets our last answer.
 const LINGER_DEADLINE: Duration = Duration::from_secs(2);
@@ -72,25 +76,42 @@ where
         .header_read_timeout(None)
         .serve_connection(TokioIo::new(Watched::new(stream, watch.clone())), service);
     let (mut seen, mut since) = (Phase::New, Instant::now());
-    let mut draining = false;
+    let (mut draining, mut looking) = (false, false);
+    // Looked at from time to time only: setting a timer anew for each request would cost more than it is worth.
+    let mut round = std::pin::pin!(sleep(HEAD_DEADLINE));
     loop {
+        let step = std::future::poll_fn(|cx| match Pin::new(&mut connection).poll(cx) {
+            Poll::Ready(_) => Poll::Ready(Step::Ended),
+            Poll::Pending if !looking && watch.is_inattentive() => Poll::Ready(Step::Look),
+            Poll::Pending => Poll::Pending,
+        });
         tokio::select! {
             biased;
-            _ = &mut connection => {
-                let parts = connection.into_parts();
-                let (stream, early) = parts.io.into_inner().into_parts(parts.read_buf);
-                if downstream.has_promise() {
-                    return Some(Rest { stream, early });
+            step = step => match step {
+                Step::Ended => {
+                    let parts = connection.into_parts();
+                    let (stream, early) = parts.io.into_inner().into_parts(parts.read_buf);
+                    if downstream.has_promise() {
+                        return Some(Rest { stream, early });
+                    }
+                    linger(stream).await;
+                    return None;
                 }
-                linger(stream).await;
-                return None;
-            }
+                Step::Look => looking = true,
+            },
             () = drain.started(), if !draining => {
                 draining = true;
-                std::pin::Pin::new(&mut connection).graceful_shutdown();
+                Pin::new(&mut connection).graceful_shutdown();
             }
-            // Looked at from time to time only: setting a timer anew for each request would cost more than it is worth.
-            () = sleep(HEAD_DEADLINE) => {
+            () = sleep(LOOK_EVERY), if looking => {
+                looking = watch.is_inattentive();
+                // With the connection go the requests on it: what waits is not sent, what is under way is broken off.
+                if looking && downstream.socket.has_left() {
+                    return None;
+                }
+            }
+            () = round.as_mut() => {
+                round.as_mut().reset(Instant::now() + HEAD_DEADLINE);
                 let now = watch.phase();
                 if now != seen || now == Phase::Busy {
                     (seen, since) = (now, Instant::now());
@@ -102,6 +123,13 @@ where
             }
         }
     }
+}
+
+/// What a poll of the connection came to.
+enum Step {
+    Ended,
+    /// Nobody reads the client's bytes any more.
+    Look,
 }
 
 /// Reads and forgets what the peer still sends, until it closes too. Closing with unread bytes would make the kernel

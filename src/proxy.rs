@@ -28,6 +28,7 @@ use crate::{
     ca::Leaves,
     config,
     destination::Destinations,
+    downstream::socket::Socket,
     error::Error,
     headers,
     log::Seldom,
@@ -65,6 +66,8 @@ pub struct Downstream {
     pub proxy: Arc<Proxy>,
     /// Who is at the other end.
     pub client: IpAddr,
+    /// The connection, to see whether they still are.
+    pub socket: Socket,
     /// Inside a tunnel: what it was opened for, and who opened it.
     pub pinned: Option<Pinned>,
     /// What a CONNECT on this connection was promised: carried out once the 200 is sent.

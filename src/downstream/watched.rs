@@ -9,7 +9,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicU8, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll, ready},
 };
@@ -47,6 +47,8 @@ pub struct Watch {
     heads: AtomicU64,
     served: AtomicU64,
     fault: OnceLock<Error>,
+    /// Whether the codec waits for the client's next byte, and so would see its end.
+    reading: AtomicBool,
 }
 
 impl Watch {
@@ -57,6 +59,7 @@ impl Watch {
             heads: AtomicU64::new(0),
             served: AtomicU64::new(0),
             fault: OnceLock::new(),
+            reading: AtomicBool::new(false),
         })
     }
 
@@ -64,6 +67,11 @@ impl Watch {
     pub fn phase(&self) -> Phase {
         let all = [Phase::New, Phase::Head, Phase::Busy, Phase::Idle];
         all[usize::from(self.phase.load(Relaxed)) % all.len()]
+    }
+
+    /// Whether a request is being answered and nobody would see its client leave.
+    pub fn is_inattentive(&self) -> bool {
+        self.phase() == Phase::Busy && !self.reading.load(Relaxed)
     }
 
     /// The codec has read a request: whether it may be served. The mark keeps the connection busy.
@@ -205,7 +213,15 @@ impl<I: AsyncRead + Unpin> AsyncRead for Watched<I> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let this = &mut *self;
+        let polled = self.read(cx, buf);
+        self.watch.reading.store(polled.is_pending(), Relaxed);
+        polled
+    }
+}
+
+impl<I: AsyncRead + Unpin> Watched<I> {
+    fn read(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self;
         loop {
             if this.passing > 0 {
                 this.hand_on(buf);

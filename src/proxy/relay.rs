@@ -9,12 +9,9 @@ use std::{
 };
 
 use bytes::{Buf as _, Bytes};
-use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional_with_sizes},
-    net::TcpStream,
-};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional_with_sizes};
 
-use crate::record::Record;
+use crate::{downstream::socket::Socket, record::Record};
 
 /// Bytes under way in each direction.
 const BUFFER: usize = 32 * 1024;
@@ -48,17 +45,14 @@ impl<S> Early<S> {
     }
 }
 
-impl Early<TcpStream> {
+impl Early<Socket> {
     /// The first byte, which stays to be read; `None` if there is none in time.
     pub async fn first_byte(&self, patience: Duration) -> Option<u8> {
         if let Some(first) = self.early.first() {
             return Some(*first);
         }
-        let mut first = [0];
-        match tokio::time::timeout(patience, self.stream.peek(&mut first)).await {
-            Ok(Ok(1)) => Some(first[0]),
-            _ => None,
-        }
+        let first = tokio::time::timeout(patience, self.stream.first_byte()).await;
+        first.ok()?.ok()?
     }
 }
 

@@ -3,15 +3,12 @@
 use std::{io, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
-    net::TcpStream,
-};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio_rustls::TlsAcceptor;
 
 use crate::{
     authority::Host,
-    downstream,
+    downstream::{self, socket::Socket},
     drain::Signal,
     proxy::{
         Downstream, Pinned, Promise, Proxy,
@@ -31,7 +28,7 @@ const TLS_HANDSHAKE: u8 = 0x16;
 pub async fn run(
     outer: &Downstream,
     promise: Promise,
-    client: TcpStream,
+    client: Socket,
     early: Bytes,
     drain: Signal,
 ) {
@@ -107,6 +104,7 @@ where
     let inner = Downstream {
         proxy: outer.proxy.clone(),
         client: outer.client,
+        socket: outer.socket.clone(),
         pinned: Some(pinned),
         plan: Default::default(),
     };
