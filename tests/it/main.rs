@@ -7,6 +7,7 @@ mod ceiling;
 mod clients;
 mod destinations;
 mod drain;
+mod framing;
 mod metrics;
 mod queue;
 mod ready;
