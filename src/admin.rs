@@ -23,7 +23,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use serde_json::json;
 use tokio::net::TcpListener;
 
-use crate::{pacing::time::LocalTime, proxy::Proxy, store::Store};
+use crate::{metrics::Among, pacing::time::LocalTime, proxy::Proxy, store::Store};
 
 /// A head must be there in this time; an idle connection is closed after it too.
 const HEAD_DEADLINE: Duration = Duration::from_secs(30);
@@ -48,10 +48,8 @@ impl Admin {
         if self.draining.load(Relaxed) {
             blockers.push("draining");
         }
-        if let Store::Postgres(store) = &self.store
-            && !store.was_up()
-        {
-            blockers.push("store_away");
+        if let Store::Postgres(store) = &self.store {
+            blockers.extend(store.membership().blocker());
         }
         blockers
     }
@@ -102,18 +100,31 @@ impl Admin {
             .iter()
             .map(|d| (d.figures().name().clone(), d.standing(now)))
             .collect();
-        let steps = match &self.store {
-            Store::Memory => 0,
-            Store::Postgres(store) => store.with_clock(|c| c.steps()),
+        let among = match &self.store {
+            Store::Memory => Among {
+                live: 1,
+                ..Among::default()
+            },
+            Store::Postgres(store) => {
+                let (live, silent) = store.membership().count(now);
+                Among {
+                    degraded: store.membership().is_degraded(),
+                    live,
+                    silent,
+                    clock_steps: store.with_clock(|c| c.steps()),
+                }
+            }
         };
-        self.proxy.metrics.scrape(&standings, steps)
+        self.proxy.metrics.scrape(&standings, among)
     }
 
     fn status(&self) -> serde_json::Value {
         let now = LocalTime::now();
         let store = match &self.store {
             Store::Memory => json!({"kind": "embedded", "up": true}),
-            Store::Postgres(store) => json!({"kind": "postgres", "up": store.is_up()}),
+            Store::Postgres(store) => {
+                json!({"kind": "postgres", "up": store.is_up(), "degraded": store.membership().is_degraded()})
+            }
         };
         let destinations: Vec<_> = self
             .proxy
@@ -130,15 +141,29 @@ impl Admin {
                     "busiest_second": s.busiest,
                     "smallest_gap_seconds": s.smallest_gap,
                     "queue_depth": s.waiting,
+                    "cluster_observed_rate": s.cluster_observed,
+                    "cluster_busiest_second": s.cluster_busiest,
                     "dry_run": d.config().dry_run,
                 })
             })
             .collect();
+        let replicas: Vec<_> = match &self.store {
+            Store::Memory => Vec::new(),
+            Store::Postgres(store) => store
+                .membership()
+                .members(now)
+                .iter()
+                .map(|m| {
+                    json!({"number": m.number, "replica": m.replica, "self": m.is_self, "state": m.state, "silent_for_seconds": m.silent_for})
+                })
+                .collect(),
+        };
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "ready": self.blockers().is_empty(),
             "blockers": self.blockers(),
             "store": store,
+            "replicas": replicas,
             "destinations": destinations,
         })
     }

@@ -86,13 +86,19 @@ impl App {
         reach.set_own(vec![proxy_address, admin_address]);
         let store = match &config.store {
             None => Store::Memory,
-            Some(settings) => Store::Postgres(Postgres::start(settings, metrics.clone())?),
+            Some(settings) => {
+                let ceiling = |d: &crate::config::Destination| (d.name.clone(), d.rate.per_second);
+                let ceilings = config.destinations.iter().map(ceiling).collect();
+                Store::Postgres(Postgres::start(settings, ceilings, metrics.clone())?)
+            }
         };
         match &store {
             Store::Memory => metrics.store_up(true),
             Store::Postgres(postgres) => {
                 if !postgres.wait_until_up(STORE_PATIENCE).await {
-                    tracing::warn!("the store is not there yet; requests wait for it");
+                    tracing::warn!(
+                        "the store is not there yet; serving on a share of the ceiling until it is"
+                    );
                 }
             }
         }
@@ -162,6 +168,7 @@ impl App {
             ..
         } = self;
         let stop = drain::asked_to_stop()?;
+        let store = admin.store.clone();
         // The admin listener serves to the end: it must tell that the replica drains.
         tokio::spawn(admin::run(admin_listener, admin));
         let serving = tokio::spawn(listener::run(proxy_listener, proxy, signal));
@@ -179,6 +186,9 @@ impl App {
                 }
             }
             why = stop_again => tracing::warn!(signal = why, left = drain.at_work(), "asked to stop again; what is left is cut"),
+        }
+        if let Store::Postgres(postgres) = &store {
+            postgres.release().await;
         }
         Ok(())
     }

@@ -37,7 +37,7 @@ impl Cli {
 /// The subcommands.
 #[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
 pub enum Command {
-    /// Serve (the default); Ctrl-C or SIGTERM drains, SIGHUP reloads destinations
+    /// Serve (the default); Ctrl-C or SIGTERM drains
     Run,
     /// Read the configuration, explain every mistake with its line, try the store; exit 0 or 1
     Check,

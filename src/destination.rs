@@ -16,7 +16,7 @@ use crate::{
     pacing::{
         alarm::Alarm,
         cursor::{Ask, horizon},
-        lane::{Departure, Lane},
+        lane::{Departure, Lane, Name},
         observed::Observed,
         pacer::{Cause, Refusal, Settings},
         time::{LocalTime, Nanos, SECOND, nanos, seconds},
@@ -168,7 +168,7 @@ impl Destination {
             }
         }
         let lane = Lane::new(
-            self.row(key.as_ref())?,
+            self.name(key.as_ref())?,
             self.settings(),
             self.ground.store.clone(),
             self.ground.alarm.clone(),
@@ -178,22 +178,28 @@ impl Destination {
         Ok(lane)
     }
 
-    /// The key of the cursor's row: the destination's name, and with `scope = "host"` the host behind a slash.
-    fn row(&self, host: Option<&Host>) -> Result<String, Error> {
-        let name = match host {
+    /// The cursor's name, and the key of its row: the destination's name, and with `scope = "host"` the host behind a
+    /// slash.
+    fn name(&self, host: Option<&Host>) -> Result<Name, Error> {
+        let cursor = match host {
             None => self.config.name.clone(),
             Some(host) => format!("{}/{host}", self.config.name),
         };
         let key = match &self.ground.store {
-            Store::Memory => name,
-            Store::Postgres(store) => store.key(&name),
+            Store::Memory => cursor.clone(),
+            Store::Postgres(store) => store.key(&cursor),
         };
         if key.len() > config::KEY_LIMIT {
             return Err(Error::Malformed(
                 "the host name is too long for the store; shorten key_prefix or the destination's name",
             ));
         }
-        Ok(key)
+        Ok(Name {
+            destination: self.figures.name().clone(),
+            cursor,
+            key,
+            ceiling: self.config.rate.per_second,
+        })
     }
 
     fn settings(&self) -> Settings {
@@ -214,7 +220,12 @@ impl Destination {
         self.figures.dispatched(
             seconds(departure.at().since(arrived)),
             seconds(departure.lateness()),
+            departure.is_alone(),
         );
+        if let Store::Postgres(store) = &self.ground.store {
+            let second = departure.slot().0.div_euclid(SECOND);
+            store.membership().dispatched(self.figures.name(), second);
+        }
         self.observed
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -258,13 +269,31 @@ impl Destination {
             .cloned()
             .collect();
         let observed = self.observed.lock().unwrap_or_else(PoisonError::into_inner);
-        Standing {
+        let own = Standing {
             ceiling: self.config.rate.per_second,
             effective: self.config.rate.per_second,
             observed: observed.rate(now),
             busiest: observed.busiest_second(now),
             smallest_gap: observed.smallest_gap(now),
             waiting: lanes.iter().map(|l| l.waiting()).sum(),
+            disagreement: false,
+            cluster_dispatches: observed.total(),
+            cluster_observed: observed.rate(now),
+            cluster_busiest: observed.busiest_second(now) as u64,
+        };
+        let Store::Postgres(store) = &self.ground.store else {
+            return own;
+        };
+        let membership = store.membership();
+        let (effective, disagreement) = membership.agreed(&self.config.name, own.ceiling, now);
+        let cluster = membership.figures(&self.config.name, now);
+        Standing {
+            effective: effective * membership.part(&self.config.name, now),
+            disagreement,
+            cluster_dispatches: cluster.dispatches,
+            cluster_observed: cluster.observed,
+            cluster_busiest: cluster.busiest_second,
+            ..own
         }
     }
 }

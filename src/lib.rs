@@ -18,6 +18,7 @@ pub mod error;
 pub mod headers;
 pub mod listener;
 pub mod log;
+pub mod membership;
 pub mod metrics;
 pub mod pacing;
 pub mod policy;

@@ -49,6 +49,14 @@ pub struct Metrics {
     connections: IntGauge,
     untrusting: IntCounter,
     ca_expiry: Gauge,
+    degraded: IntGauge,
+    replicas: IntGaugeVec,
+    multiplier: GaugeVec,
+    locked_out: IntGaugeVec,
+    disagreement: IntGaugeVec,
+    cluster_dispatches: IntCounterVec,
+    cluster_observed: GaugeVec,
+    cluster_busiest: IntGaugeVec,
 }
 
 /// The figures of one destination, resolved.
@@ -57,6 +65,7 @@ pub struct DestinationFigures {
     name: Arc<str>,
     all: Arc<Metrics>,
     dispatches: IntCounter,
+    degraded: IntCounter,
     wait: Histogram,
     lateness: Histogram,
     voided: Counter,
@@ -88,6 +97,27 @@ pub struct Standing {
     pub smallest_gap: Option<f64>,
     /// Requests that wait.
     pub waiting: usize,
+    /// Whether live replicas are configured with different ceilings.
+    pub disagreement: bool,
+    /// Requests sent by all replicas.
+    pub cluster_dispatches: u64,
+    /// Requests per second sent by all replicas.
+    pub cluster_observed: f64,
+    /// Most requests sent by all replicas in one second.
+    pub cluster_busiest: u64,
+}
+
+/// How the replica stands among the others, computed when it is looked at.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Among {
+    /// Whether the store is out of reach.
+    pub degraded: bool,
+    /// Replicas that are heard, this one included.
+    pub live: usize,
+    /// Replicas that hold a number and are not heard.
+    pub silent: usize,
+    /// Steps of the store's clock so far.
+    pub clock_steps: u64,
 }
 
 impl Metrics {
@@ -203,7 +233,7 @@ impl Metrics {
                 &registry,
                 IntGauge::new(
                     "paceline_tunnels",
-                    "Tunnels open at the moment, intercepted ones included.",
+                    "Tunnels open at the moment: bytes passed without pacing.",
                 ),
             ),
             connections: register(
@@ -226,6 +256,55 @@ impl Metrics {
                     "paceline_ca_expiry_timestamp_seconds",
                     "When the issuing certificate expires, as seconds since the epoch.",
                 ),
+            ),
+            degraded: register(
+                &registry,
+                IntGauge::new(
+                    "paceline_degraded",
+                    "1 while the store cannot be reached and this replica paces on its share.",
+                ),
+            ),
+            replicas: int_gauges(
+                &registry,
+                "paceline_replicas",
+                "Replicas that hold a number, by whether they are heard.",
+                &["state"],
+            ),
+            multiplier: gauges(
+                &registry,
+                "paceline_throttle_multiplier",
+                "By how much the interval is widened at the moment; 1 is not at all.",
+                d,
+            ),
+            locked_out: int_gauges(
+                &registry,
+                "paceline_locked_out",
+                "1 while requests are refused because the destination has locked us out.",
+                d,
+            ),
+            disagreement: int_gauges(
+                &registry,
+                "paceline_config_disagreement",
+                "1 while replicas are configured with different ceilings; the smallest is in force.",
+                d,
+            ),
+            cluster_dispatches: counters(
+                &registry,
+                "paceline_cluster_dispatches_total",
+                "Requests sent by all replicas since this one started to listen.",
+                d,
+            ),
+            cluster_observed: gauges(
+                &registry,
+                "paceline_cluster_observed_rate",
+                "Requests per second sent by all replicas over the last 10 s that all have told of.",
+                d,
+            ),
+            cluster_busiest: int_gauges(
+                &registry,
+                "paceline_cluster_busiest_second",
+                "Most requests that all replicas together sent in one second of the store's clock, of the last 5 min.",
+                d,
             ),
             registry,
         };
@@ -260,6 +339,7 @@ impl Metrics {
             name: name.into(),
             all: self.clone(),
             dispatches: self.dispatches.with_label_values(&[name, mode]),
+            degraded: self.dispatches.with_label_values(&[name, "degraded"]),
             wait: self.wait.with_label_values(&[name]),
             lateness: self.lateness.with_label_values(&[name]),
             voided: self.voided.with_label_values(&[name]),
@@ -312,10 +392,10 @@ impl Metrics {
     }
 
     /// The text for a scrape, after the figures that are computed on demand have been set: one [`Standing`] for each
-    /// destination, and the steps of the store's clock so far.
+    /// destination, and how the replica stands among the others.
     ///
     /// The format is Prometheus's text format 0.0.4.
-    pub fn scrape(&self, standings: &[(Arc<str>, Standing)], clock_steps: u64) -> String {
+    pub fn scrape(&self, standings: &[(Arc<str>, Standing)], among: Among) -> String {
         for (name, s) in standings {
             let label: &[&str] = &[name];
             self.ceiling.with_label_values(label).set(s.ceiling);
@@ -330,9 +410,27 @@ impl Metrics {
             self.queue_depth
                 .with_label_values(label)
                 .set(i64::try_from(s.waiting).unwrap_or(i64::MAX));
+            self.multiplier.with_label_values(label).set(1.0);
+            self.locked_out.with_label_values(label).set(0);
+            self.disagreement
+                .with_label_values(label)
+                .set(i64::from(s.disagreement));
+            let cluster = self.cluster_dispatches.with_label_values(label);
+            cluster.inc_by(s.cluster_dispatches.saturating_sub(cluster.get()));
+            self.cluster_observed
+                .with_label_values(label)
+                .set(s.cluster_observed);
+            self.cluster_busiest
+                .with_label_values(label)
+                .set(i64::try_from(s.cluster_busiest).unwrap_or(i64::MAX));
         }
-        self.clock_steps
-            .inc_by(clock_steps.saturating_sub(self.clock_steps.get()));
+        let clock_steps = among.clock_steps.saturating_sub(self.clock_steps.get());
+        self.clock_steps.inc_by(clock_steps);
+        self.degraded.set(i64::from(among.degraded));
+        for (state, count) in [("live", among.live), ("silent", among.silent)] {
+            let count = i64::try_from(count).unwrap_or(i64::MAX);
+            self.replicas.with_label_values(&[state]).set(count);
+        }
         let mut text = Vec::new();
         // Writing to memory does not fail, and a metric without a value has been left out by `gather`.
         let _ = TextEncoder::new().encode(&self.registry.gather(), &mut text);
@@ -346,9 +444,15 @@ impl DestinationFigures {
         &self.name
     }
 
-    /// A request went out `wait` after its arrival and `lateness` after its slot, both in seconds.
-    pub fn dispatched(&self, wait: f64, lateness: f64) {
-        self.dispatches.inc();
+    /// A request went out `wait` after its arrival and `lateness` after its slot, both in seconds; `alone` in a slot of
+    /// this replica's own share.
+    pub fn dispatched(&self, wait: f64, lateness: f64, alone: bool) {
+        if alone {
+            &self.degraded
+        } else {
+            &self.dispatches
+        }
+        .inc();
         self.wait.observe(wait);
         self.lateness.observe(lateness);
     }
@@ -426,4 +530,89 @@ fn histograms(registry: &Registry, name: &str, help: &str, buckets: &[f64]) -> H
             &["destination"],
         ),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::*;
+
+    /// Type and labels of each metric by its name.
+    type Table = BTreeMap<String, (String, BTreeSet<String>)>;
+
+    /// All metrics, as a scrape shows them once each has a value.
+    fn scraped() -> Table {
+        let metrics = Metrics::new();
+        let figures = metrics.destination("d", Mode::Shared);
+        figures.dispatched(0.0, 0.0, false);
+        figures.responded(http::StatusCode::OK);
+        figures.answered("ok");
+        metrics.store_error("timeout");
+        let text = metrics.scrape(&[("d".into(), Standing::default())], Among::default());
+        let mut table = Table::new();
+        for line in text.lines() {
+            if let Some((name, kind)) = line
+                .strip_prefix("# TYPE ")
+                .and_then(|rest| rest.split_once(' '))
+            {
+                table.insert(name.to_owned(), (kind.to_owned(), BTreeSet::new()));
+            } else if let Some((sample, labels)) = line.split_once('{') {
+                // The samples of a family follow its TYPE; those of a histogram have the family's name with a suffix.
+                let (_, (_, known)) = table
+                    .iter_mut()
+                    .filter(|(name, _)| sample.starts_with(name.as_str()))
+                    .max_by_key(|(name, _)| name.len())
+                    .expect("a TYPE before its samples");
+                let names = labels.split(',').filter_map(|l| l.split_once('='));
+                known.extend(names.map(|(n, _)| n.to_owned()).filter(|n| n != "le"));
+            }
+        }
+        table
+    }
+
+    /// The rows of the manual that begin with a metric's name.
+    fn documented() -> Table {
+        let cells = |line: &str| {
+            let mut cells = line.split('|').map(str::trim).skip(1);
+            let name = cells.next()?.strip_prefix('`')?.strip_suffix('`')?;
+            let is_metric = ["paceline_", "process_"]
+                .iter()
+                .any(|prefix| name.starts_with(prefix))
+                && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+            let (kind, labels) = (cells.next()?, cells.next()?);
+            let labels = labels.split('`').skip(1).step_by(2).map(str::to_owned);
+            is_metric.then(|| (name.to_owned(), (kind.to_owned(), labels.collect())))
+        };
+        include_str!("../docs/metrics.md")
+            .lines()
+            .filter_map(cells)
+            .collect()
+    }
+
+    #[test]
+    fn the_manual_has_every_metric_with_its_type_and_labels_and_no_other() {
+        let (scraped, mut documented) = (scraped(), documented());
+        if !cfg!(target_os = "linux") {
+            documented.retain(|name, _| name.starts_with("paceline_"));
+        }
+        assert_eq!(documented, scraped);
+    }
+
+    /// A metric with labels is left out of a scrape until it has a value, so one that nothing above has set would escape
+    /// the comparison with the manual.
+    #[test]
+    fn every_name_in_this_file_is_part_of_that_comparison() {
+        let named: BTreeSet<_> = include_str!("metrics.rs")
+            .split('"')
+            .skip(1)
+            .filter(|text| text.len() > "paceline_".len() && text.starts_with("paceline_"))
+            .map(str::to_owned)
+            .collect();
+        let scraped: BTreeSet<_> = scraped()
+            .into_keys()
+            .filter(|name| name.starts_with("paceline_"))
+            .collect();
+        assert_eq!(named, scraped);
+    }
 }

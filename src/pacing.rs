@@ -11,4 +11,5 @@ pub mod lane;
 pub mod observed;
 pub mod pacer;
 pub mod queue;
+pub mod share;
 pub mod time;

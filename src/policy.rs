@@ -120,10 +120,12 @@ fn is_global_v6(ip: Ipv6Addr) -> bool {
     let s = ip.segments();
     // Only 2000::/3 is assigned as global unicast.
     let unicast = s[0] & 0xe000 == 0x2000;
-    let special = (s[0] == 0x2001 && s[1] < 0x0200)
-        || (s[0] == 0x2001 && s[1] == 0x0db8)
-        || s[0] == 0x2002
-        || (s[0] == 0x3fff && s[1] < 0x1000);
+    let special = match s[0] {
+        0x2001 => s[1] < 0x0200 || s[1] == 0x0db8,
+        0x2002 => true,
+        0x3fff => s[1] < 0x1000,
+        _ => false,
+    };
     let isatap = (s[4] & 0xfcff) == 0 && s[5] == 0x5efe;
     unicast && !special && !isatap
 }

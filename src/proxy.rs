@@ -7,6 +7,7 @@ pub mod answer;
 pub mod auth;
 pub mod connect;
 pub mod forward;
+pub mod relay;
 pub mod tunnel;
 
 use std::{
@@ -125,7 +126,7 @@ impl Downstream {
         };
         Ok(match outcome {
             // A tunnel's record ends with the tunnel, any other with the body of its answer.
-            Ok(response) if is_connect => {
+            Ok(response) if self.has_promise() => {
                 if let Some(promise) =
                     &mut *self.plan.lock().unwrap_or_else(PoisonError::into_inner)
                 {
@@ -183,7 +184,7 @@ impl Downstream {
                 if self.proxy.settings.via {
                     headers::add_via(request.headers_mut(), version);
                 }
-                forward::forward(&self.proxy, terms, request, target, record).await
+                forward::forward(self, terms, request, target, record).await
             }
         }
     }
@@ -317,7 +318,11 @@ fn outgoing(
     sent: Arc<AtomicU64>,
 ) -> Result<Request<Outgoing>, Error> {
     let (mut head, body) = request.into_parts();
+    let websocket = headers::asks_for_websocket(&head.headers);
     headers::strip_request(&mut head.headers);
+    if websocket {
+        headers::put_websocket(&mut head.headers);
+    }
     if head.uri.scheme().is_some() || head.uri.authority().is_some() {
         let path = head.uri.path_and_query().map_or("/", |p| p.as_str());
         head.uri = path

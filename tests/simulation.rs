@@ -7,6 +7,7 @@ mod simulation {
     pub mod calls;
     pub mod checks;
     pub mod clocks;
+    pub mod faults;
     pub mod plan;
     pub mod random;
     pub mod replica;
@@ -16,12 +17,13 @@ mod simulation {
 }
 
 use simulation::{
-    plan::Plan,
+    plan::{Plan, SATURATED_SLOTS},
     random::Random,
+    replica::{End, State},
     world::{Planted, World},
 };
 
-const HISTORIES: u64 = 12_000;
+const HISTORIES: u64 = 20_000;
 const FIRST_SEED: u64 = 1;
 
 fn number(name: &str, default: u64) -> u64 {
@@ -80,7 +82,6 @@ fn play_many(
 
 #[test]
 fn whatever_goes_wrong_the_promises_hold() {
-    use simulation::replica::End;
     let [dispatched, refused, left, upheavals] = play_many(Plan::troubled, 1, |_, world| {
         [
             world.ended(End::Dispatched),
@@ -90,4 +91,134 @@ fn whatever_goes_wrong_the_promises_hold() {
         ]
     });
     println!("{dispatched} dispatched, {refused} refused, {left} left, {upheavals} upheavals");
+}
+
+/// The shortest time in which the slots of a saturated history pass, against the time they took. The first few are left
+/// out: each replica has to learn how far away the store is, which takes two calls.
+fn utilisation(plan: &Plan, world: &World) -> f64 {
+    let departures = world.departures();
+    let slots = SATURATED_SLOTS as usize;
+    assert!(
+        departures.len() > slots,
+        "seed {}: only {} departed",
+        plan.seed,
+        departures.len()
+    );
+    let first = slots / 10;
+    (plan.interval * (slots - first) as i64) as f64 / (departures[slots] - departures[first]) as f64
+}
+
+#[test]
+fn a_full_queue_uses_all_of_the_ceiling() {
+    play_many(Plan::saturated, 40, |plan, world| {
+        let used = utilisation(plan, world);
+        assert!(
+            used >= 0.99,
+            "seed {}: {used} of the ceiling; {plan:#?}",
+            plan.seed
+        );
+        [0; 4]
+    });
+}
+
+#[test]
+fn clients_that_give_up_cost_those_that_stay_nothing() {
+    let [left, ..] = play_many(Plan::with_leavers, 80, |plan, world| {
+        let used = utilisation(plan, world);
+        assert!(
+            used >= 0.98,
+            "seed {}: {used} of the ceiling; {plan:#?}",
+            plan.seed
+        );
+        [world.ended(End::Left), 0, 0, 0]
+    });
+    assert!(left > 0);
+}
+
+#[test]
+fn a_refused_client_that_comes_back_when_told_is_served() {
+    let [refused, ..] = play_many(Plan::comeback, 10, |plan, world| {
+        let again: Vec<_> = world.journeys.iter().filter(|j| j.tries == 1).collect();
+        for journey in &again {
+            assert!(
+                matches!(journey.state, State::Ended(End::Dispatched)),
+                "seed {}: came back as told and was {:?}; {plan:#?}",
+                plan.seed,
+                journey.state
+            );
+        }
+        [again.len(), 0, 0, 0]
+    });
+    assert!(refused > 0);
+}
+
+/// Several replicas know nothing of each other's queues, so that what they promise after a burst is too early for some.
+#[test]
+fn most_of_those_that_come_back_to_a_fleet_are_served() {
+    let [back, served, ..] = play_many(Plan::comeback_to_many, 40, |_, world| {
+        let again: Vec<_> = world.journeys.iter().filter(|j| j.tries == 1).collect();
+        let served = again
+            .iter()
+            .filter(|j| matches!(j.state, State::Ended(End::Dispatched)))
+            .count();
+        [again.len(), served, 0, 0]
+    });
+    println!("{served} of {back} served at the second try");
+    assert!(served * 2 > back, "{served} of {back}");
+}
+
+#[test]
+fn a_history_is_played_again_from_its_seed() {
+    for seed in 1..50 {
+        let plan = Plan::troubled(seed, &mut Random::new(seed));
+        let [once, again] = [true, false].map(|traced| {
+            World::run(plan.clone(), Planted::Nothing, traced)
+                .0
+                .departures()
+        });
+        assert_eq!(once, again);
+    }
+}
+
+/// Plays troubled histories with a fault planted, until a check finds it; returns what the check said.
+fn found(planted: Planted, tune: fn(&mut Plan)) -> String {
+    for seed in 1..2_000 {
+        let mut plan = Plan::troubled(seed, &mut Random::new(seed));
+        tune(&mut plan);
+        if let (_, Err(broken)) = World::run(plan, planted, false) {
+            return broken;
+        }
+    }
+    panic!("{planted:?} was not found");
+}
+
+#[test]
+fn planted_faults_are_found() {
+    let as_drawn: fn(&mut Plan) = |_| {};
+    for (planted, tune, by) in [
+        (Planted::CursorPerReplica, as_drawn, "ceiling: "),
+        (
+            Planted::FloorUntold,
+            as_drawn,
+            "before the end of one it knows",
+        ),
+        (
+            Planted::StaleSlotsUsed,
+            |plan| plan.late_wakes = 100,
+            "stale: ",
+        ),
+        (Planted::MidpointOfCall, as_drawn, "early: "),
+        (
+            Planted::LeaversKeepSlots,
+            |plan| plan.leavers = 600,
+            "account: ",
+        ),
+        (Planted::RefusalsForgotten, as_drawn, "forgotten: "),
+    ] {
+        let broken = found(planted, tune);
+        assert!(
+            broken.contains(by),
+            "{planted:?} was found by another check: {broken}"
+        );
+    }
 }

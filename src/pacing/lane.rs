@@ -17,22 +17,46 @@ use std::{
 use tokio::sync::Notify;
 
 use crate::{
+    config,
     pacing::{
         alarm::Alarm,
-        cursor::{Ask, Granted},
+        cursor::{Ask, Granted, horizon},
         pacer::{Action, Arrival, Dispatched, Id, Pacer, Refusal, Settings, Slot},
-        time::{LocalTime, MILLISECOND, Nanos},
+        share::{self, Share, Terms},
+        time::{LocalTime, MILLISECOND, Nanos, SECOND, StoreTime},
     },
-    store::{Store, memory},
+    store::{
+        Store, memory,
+        postgres::{Postgres, error::Reason},
+    },
 };
 
 /// How soon a store that could not be reached is asked again.
 const RETRY_STORE: Nanos = 100 * MILLISECOND;
+/// How soon a row that somebody had locked is asked for again.
+const RETRY_LOCKED: Nanos = 500 * MILLISECOND;
+/// How often a lane that cannot use the shared cursor looks whether it can again.
+const LOOK_AGAIN: Nanos = 200 * MILLISECOND;
+/// How often a row that could not be moved is tried while the lane paces on its share.
+const PROBE_EVERY: Nanos = SECOND;
+
+/// Which cursor a lane is on.
+#[derive(Clone, Debug)]
+pub struct Name {
+    /// The destination, as configured.
+    pub destination: Arc<str>,
+    /// The cursor, without the prefix: the destination's name, and with `scope = "host"` the host.
+    pub cursor: String,
+    /// The key of its row.
+    pub key: String,
+    /// The configured ceiling, in requests per second.
+    pub ceiling: f64,
+}
 
 /// One cursor as this replica sees it, with those who wait for it.
 #[derive(Debug)]
 pub struct Lane {
-    key: String,
+    name: Name,
     store: Store,
     alarm: Arc<Alarm>,
     voided: Arc<AtomicU64>,
@@ -46,6 +70,13 @@ struct Core {
     waiters: HashMap<Id, Waiter>,
     memory: memory::Cursor,
     ask: Option<Ask>,
+    /// The start of the slot of our own share that was given last.
+    alone: Option<StoreTime>,
+    /// The row was locked when it was last asked for.
+    locked: bool,
+    /// Ask once only to see whether the row can be moved again.
+    probe: Option<Ask>,
+    probe_at: LocalTime,
     /// Whether the driver runs, and what it sleeps for.
     driving: bool,
     armed: Option<LocalTime>,
@@ -62,7 +93,8 @@ struct Waiter {
 #[derive(Debug)]
 enum Turn {
     Connect,
-    Go(Dispatched, Slot),
+    /// With whether the slot is one of our own share.
+    Go(Dispatched, Slot, bool),
     Refused(Refusal),
 }
 
@@ -76,9 +108,9 @@ pub enum Call {
 }
 
 impl Lane {
-    /// A lane on the cursor called `key` in `store`. Slots that pass unused are added to `voided`.
+    /// A lane on a cursor in `store`. Slots that pass unused are added to `voided`.
     pub fn new(
-        key: String,
+        name: Name,
         settings: Settings,
         store: Store,
         alarm: Arc<Alarm>,
@@ -89,13 +121,17 @@ impl Lane {
             waiters: HashMap::new(),
             memory: memory::Cursor::default(),
             ask: None,
+            alone: None,
+            locked: false,
+            probe: None,
+            probe_at: LocalTime(Nanos::MIN),
             driving: false,
             armed: None,
             voided: 0,
             last_used: LocalTime::now(),
         };
         Arc::new(Lane {
-            key,
+            name,
             store,
             alarm,
             voided,
@@ -146,10 +182,14 @@ impl Lane {
 
     /// Carries out what the pacer wants, until it wants nothing more at `now`.
     fn pump(self: &Arc<Self>, core: &mut Core, now: LocalTime) {
+        self.come_back(core, now);
         while let Some(action) = core.pacer.next_action(now) {
             match action {
                 Action::Connect(id) => core.tell(id, Turn::Connect),
-                Action::Dispatch(who, slot) => core.tell(who.id, Turn::Go(who, slot)),
+                Action::Dispatch(who, slot) => {
+                    let alone = core.alone == Some(slot.start);
+                    core.tell(who.id, Turn::Go(who, slot, alone));
+                }
                 Action::Refuse(id, refusal) => core.tell(id, Turn::Refused(refusal)),
                 Action::Reserve(ask) => match &self.store {
                     Store::Memory => {
@@ -157,7 +197,7 @@ impl Lane {
                         let granted = memory.reserve(now, &ask);
                         pacer.granted(now, granted, memory.clock());
                     }
-                    Store::Postgres(_) => core.ask = Some(ask),
+                    Store::Postgres(store) => self.reserve(core, now, ask, store),
                 },
             }
         }
@@ -166,14 +206,108 @@ impl Lane {
         core.voided = voided;
         let wake_at = core.pacer.wake_at();
         if !core.driving {
-            if core.ask.is_some() || wake_at.is_some() {
+            if core.has_calls() || wake_at.is_some() {
                 core.driving = true;
                 tokio::spawn(drive(self.clone()));
             }
-        } else if core.ask.is_some()
+        } else if core.has_calls()
             || wake_at.is_some_and(|t| core.armed.is_none_or(|armed| t < armed))
         {
             self.wake.notify_one();
+        }
+    }
+
+    /// Gets slots from a shared cursor as the membership's terms have it.
+    fn reserve(&self, core: &mut Core, now: LocalTime, mut ask: Ask, store: &Postgres) {
+        let membership = store.membership();
+        let (ceiling, _) = membership.agreed(&self.name.destination, self.name.ceiling, now);
+        if ceiling < self.name.ceiling {
+            ask.interval = ask.interval.max(interval(ceiling));
+            ask.horizon = horizon(ask.interval, core.pacer.settings().max_replicas);
+        }
+        match membership.terms(&self.name.cursor, now) {
+            Terms::Shared { silent, of } => {
+                ask.interval = share::stretched(ask.interval, silent, of);
+                core.ask = Some(ask);
+            }
+            Terms::Hold(until) => core.pacer.failed(until.min(now.plus(LOOK_AGAIN))),
+            Terms::Nothing => core.pacer.failed(now.plus(LOOK_AGAIN)),
+            Terms::Alone(share) => {
+                self.reserve_alone(core, now, ask.interval, share, store);
+                if membership.has_read() && now >= core.probe_at {
+                    core.probe_at = now.plus(PROBE_EVERY);
+                    core.probe = Some(Ask { slots: 1, ..ask });
+                }
+            }
+        }
+    }
+
+    /// Takes the next instant of our own share.
+    fn reserve_alone(
+        &self,
+        core: &mut Core,
+        now: LocalTime,
+        interval: Nanos,
+        share: Share,
+        store: &Postgres,
+    ) {
+        let Core {
+            pacer,
+            memory,
+            alone,
+            ..
+        } = core;
+        let granted = store.with_clock(|clock| {
+            let here = clock
+                .to_store(now, now)
+                .filter(|_| share.number.is_some())?;
+            let from = [pacer.floor(), alone.map(|t| t.plus(1))]
+                .into_iter()
+                .flatten()
+                .fold(here, StoreTime::max);
+            // A floor beyond what can honestly be is no floor, as on the cursor itself.
+            let from = if from.since(here) > horizon(interval, share.of) {
+                here
+            } else {
+                from
+            };
+            let granted = Granted {
+                now: here,
+                start: share.next(from, interval),
+                slots: 1,
+                interval,
+            };
+            pacer.granted_alone(now, granted, clock);
+            Some(granted)
+        });
+        // Without a number, or a notion of the store's clock, any instant is as good, as long as they are far enough apart.
+        let granted = granted.unwrap_or_else(|| {
+            let period = share.period(interval);
+            let ask = Ask {
+                slots: 1,
+                interval: period,
+                lead: 0,
+                floor: None,
+                horizon: horizon(period, 1),
+            };
+            let granted = memory.reserve(now, &ask);
+            pacer.granted_alone(now, granted, memory.clock());
+            granted
+        });
+        *alone = Some(granted.start);
+    }
+
+    /// Back on the shared cursor, a slot of our own share that was not used is given up: the others no longer leave room
+    /// for it, and at a slow pace it would lie far ahead.
+    fn come_back(&self, core: &mut Core, now: LocalTime) {
+        if let (Some(start), Store::Postgres(store)) = (core.alone, &self.store)
+            && matches!(
+                store.membership().terms(&self.name.cursor, now),
+                Terms::Shared { .. }
+            )
+        {
+            core.alone = None;
+            core.pacer.discard(start);
         }
     }
 
@@ -187,6 +321,10 @@ impl Lane {
 }
 
 impl Core {
+    fn has_calls(&self) -> bool {
+        self.ask.is_some() || self.probe.is_some()
+    }
+
     fn tell(&mut self, id: Id, turn: Turn) {
         // A request that is gone by now has left the pacer too; what it was to be told goes nowhere.
         if let Some(waiter) = self.waiters.get_mut(&id) {
@@ -198,23 +336,33 @@ impl Core {
     }
 }
 
+/// A call to the store, and whether it only probes.
+type Reply = (bool, Result<Granted, LocalTime>);
+
 /// Waits for what the pacer cannot do by itself: instants, and the store's replies.
 async fn drive(lane: Arc<Lane>) {
-    let mut call: Option<Pin<Box<dyn Future<Output = Result<Granted, LocalTime>> + Send>>> = None;
+    let mut call: Option<Pin<Box<dyn Future<Output = Reply> + Send>>> = None;
     loop {
         let wake_at = {
             let mut core = lane.lock();
             let now = LocalTime::now();
             core.armed = Some(LocalTime(Nanos::MIN));
             lane.pump(&mut core, now);
-            if let Some(ask) = core.ask.take() {
-                call = Some(Box::pin(ask_store(lane.clone(), ask)));
+            if call.is_none() {
+                // One call at a time; a probe goes only when nothing else has to.
+                let probe = core.ask.is_none();
+                if let Some(ask) = core.ask.take().or_else(|| core.probe.take()) {
+                    call = Some(Box::pin(ask_store(lane.clone(), ask, probe, core.locked)));
+                }
             }
+            // Nobody tells a lane that the store is back: it looks.
+            let look = core.alone.is_some().then(|| now.plus(LOOK_AGAIN));
             core.armed = core.pacer.wake_at();
             if call.is_none() && core.armed.is_none() {
                 core.driving = false;
                 return;
             }
+            core.armed = core.armed.map(|t| look.map_or(t, |l| t.min(l)));
             core.armed
         };
         let far = LocalTime(Nanos::MAX);
@@ -224,15 +372,7 @@ async fn drive(lane: Arc<Lane>) {
             biased;
             reply = async { match call.as_mut() { Some(c) => c.await, None => std::future::pending().await } } => {
                 call = None;
-                let mut core = lane.lock();
-                let now = LocalTime::now();
-                match (reply, &lane.store) {
-                    (Ok(granted), Store::Postgres(store)) => {
-                        store.with_clock(|clock| core.pacer.granted(now, granted, clock));
-                    }
-                    (Ok(_), Store::Memory) => {}
-                    (Err(retry_at), _) => core.pacer.failed(retry_at),
-                }
+                lane.replied(reply);
             }
             () = lane.alarm.sleep_until(wake_at.unwrap_or(far)) => {}
             () = lane.wake.notified() => {}
@@ -240,12 +380,43 @@ async fn drive(lane: Arc<Lane>) {
     }
 }
 
-async fn ask_store(lane: Arc<Lane>, ask: Ask) -> Result<Granted, LocalTime> {
-    let retry = || LocalTime::now().plus(RETRY_STORE);
-    match &lane.store {
-        Store::Postgres(store) => store.reserve(&lane.key, ask).await.map_err(|_| retry()),
-        Store::Memory => Err(retry()),
+async fn ask_store(lane: Arc<Lane>, ask: Ask, probe: bool, aside: bool) -> Reply {
+    let Store::Postgres(store) = &lane.store else {
+        return (probe, Err(LocalTime::now()));
+    };
+    let reply = store.reserve(&lane.name.key, ask, aside || probe).await;
+    let now = LocalTime::now();
+    store
+        .membership()
+        .reserved(&lane.name.cursor, reply.is_ok(), now);
+    let locked = reply.as_ref().is_err_and(|e| e.reason() == Reason::Locked);
+    lane.lock().locked = locked;
+    (
+        probe,
+        reply.map_err(|_| now.plus(if locked { RETRY_LOCKED } else { RETRY_STORE })),
+    )
+}
+
+impl Lane {
+    fn replied(&self, (probe, reply): Reply) {
+        let mut core = self.lock();
+        let now = LocalTime::now();
+        match (reply, &self.store) {
+            // What a probe was granted is not used: a slot of our own share may be held for the same time.
+            (Ok(granted), Store::Postgres(_)) if probe => core.pacer.raise_floor(granted.end()),
+            (Ok(granted), Store::Postgres(store)) => {
+                store.with_clock(|clock| core.pacer.granted(now, granted, clock));
+            }
+            (Err(retry_at), _) if !probe => core.pacer.failed(retry_at),
+            _ => {}
+        }
     }
+}
+
+fn interval(ceiling: f64) -> Nanos {
+    config::Rate::per_second(ceiling).map_or(Nanos::MAX, |r| {
+        Nanos::try_from(r.interval_nanos()).unwrap_or(Nanos::MAX)
+    })
 }
 
 /// A place in the queue. Dropping it leaves the queue and spends nothing.
@@ -285,13 +456,14 @@ impl Ticket {
         };
         Poll::Ready(match turn {
             Turn::Connect => Ok(Call::Connect),
-            Turn::Go(who, slot) => {
+            Turn::Go(who, slot, alone) => {
                 core.waiters.remove(&self.id);
                 self.queued = false;
                 Ok(Call::Go(Pass {
                     lane: self.lane.clone(),
                     who,
                     slot,
+                    alone,
                     used: false,
                 }))
             }
@@ -322,7 +494,7 @@ impl Drop for Ticket {
         }
         self.lane.with_pacer(|core, now| {
             match core.waiters.remove(&self.id).and_then(|w| w.turn) {
-                Some(Turn::Go(who, slot)) => core.pacer.undispatched(now, who, slot, None),
+                Some(Turn::Go(who, slot, _)) => core.pacer.undispatched(now, who, slot, None),
                 _ => core.pacer.leave(self.id),
             }
         });
@@ -335,6 +507,7 @@ pub struct Pass {
     lane: Arc<Lane>,
     who: Dispatched,
     slot: Slot,
+    alone: bool,
     used: bool,
 }
 
@@ -349,10 +522,17 @@ impl Pass {
         if !self.slot.is_fresh(now) {
             return Err(rejoin(&self.lane, self.who, self.slot, true));
         }
+        if self.alone {
+            // Used, it counts against the shared cursor too.
+            let mut core = self.lane.lock();
+            let interval = core.pacer.settings().interval;
+            core.pacer.raise_floor(self.slot.start.plus(interval));
+        }
         Ok(Departure {
             lane: self.lane.clone(),
             who: self.who,
             slot: self.slot,
+            alone: self.alone,
             at: now,
             ended: false,
         })
@@ -392,11 +572,22 @@ pub struct Departure {
     lane: Arc<Lane>,
     who: Dispatched,
     slot: Slot,
+    alone: bool,
     at: LocalTime,
     ended: bool,
 }
 
 impl Departure {
+    /// Whether the slot is one of this replica's own share, the store being away.
+    pub fn is_alone(&self) -> bool {
+        self.alone
+    }
+
+    /// The slot, on the store's clock.
+    pub fn slot(&self) -> StoreTime {
+        self.slot.start
+    }
+
     /// When the request was dispatched.
     pub fn at(&self) -> LocalTime {
         self.at

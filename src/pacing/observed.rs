@@ -20,6 +20,7 @@ pub struct Observed {
     /// One entry a second in which something was sent, oldest first.
     seconds: VecDeque<Second>,
     first: Option<LocalTime>,
+    total: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -36,6 +37,7 @@ impl Observed {
     pub fn dispatched(&mut self, at: LocalTime) {
         let at = self.last.map_or(at, |last| at.max(last));
         self.first.get_or_insert(at);
+        self.total += 1;
         while self
             .last_second
             .front()
@@ -79,6 +81,11 @@ impl Observed {
             .iter()
             .filter(|s| s.number >= this - span && s.number < this);
         whole.map(|s| s.count).sum::<usize>() as f64 / span as f64
+    }
+
+    /// All dispatches so far.
+    pub fn total(&self) -> u64 {
+        self.total
     }
 
     /// Most dispatches in any second, both ends included, that ended in the last five minutes.

@@ -212,7 +212,8 @@ impl Pacer {
             self.spacing = self.settings.interval;
             self.busy_since = None;
         }
-        if self.predicted(now, self.line.rank_of_next(client, urgency)) > deadline {
+        let predicted = self.predicted(now, self.line.rank_of_next(client, urgency));
+        if predicted.plus(self.margin()) > deadline {
             return Err(self.refusal(now, Cause::WaitTooLong, patience));
         }
         let id = self.next_id;
@@ -310,6 +311,40 @@ impl Pacer {
 
     /// The store answered a reservation; `clock` has already taken the call in.
     pub fn granted(&mut self, now: LocalTime, granted: Granted, clock: &ClockBounds) {
+        self.take(now, granted, clock);
+        self.raise_floor(granted.end());
+    }
+
+    /// A slot of this replica's own share. It was never on the cursor, so the floor rises only if it is used: see
+    /// [`Pacer::raise_floor`].
+    pub fn granted_alone(&mut self, now: LocalTime, granted: Granted, clock: &ClockBounds) {
+        self.take(now, granted, clock);
+    }
+
+    /// Nothing before `end` is to be reserved any more.
+    pub fn raise_floor(&mut self, end: StoreTime) {
+        self.floor = self.floor.max(Some(end));
+    }
+
+    /// The slot that starts at `start`, if it is held, is not to be used: it belongs to a mode that is over.
+    pub fn discard(&mut self, start: StoreTime) {
+        let before = self.slots.len();
+        self.slots.retain(|s| s.start != start);
+        self.void(before - self.slots.len());
+        self.last_slot = self.slots.back().map(|s| s.at);
+    }
+
+    /// The interval of slots from now on.
+    pub fn set_interval(&mut self, interval: Nanos) {
+        if interval != self.settings.interval {
+            self.reconfigure(Settings {
+                interval,
+                ..self.settings
+            });
+        }
+    }
+
+    fn take(&mut self, now: LocalTime, granted: Granted, clock: &ClockBounds) {
         self.reserving = false;
         self.store_away = false;
         self.retry_store_at = None;
@@ -346,14 +381,19 @@ impl Pacer {
             }
             start = start.plus(granted.interval);
         }
-        self.floor = self.floor.max(Some(granted.end()));
         let last = self.slots.back().map(|s| s.at);
         if last.is_some_and(|t| t > self.predicted(now, 0).plus(SECOND)) {
             // Far later than was promised (a pause, a foreign queue): those that wait should know at once.
             self.reassess_at = LocalTime(Nanos::MIN);
         }
         self.last_slot = last;
-        let need = clock.round_trip().saturating_mul(2) / granted.interval.max(1) + 1;
+        // A call is made when the one before has been answered: what is held then must last for the way there and the
+        // lead, or the cursor would be pushed past slots that nobody uses.
+        let ahead = clock
+            .round_trip()
+            .saturating_mul(2)
+            .saturating_add(clock.lead());
+        let need = ahead / granted.interval.max(1) + 1;
         self.reach = usize::try_from(need).unwrap_or(usize::MAX).max(1);
     }
 
@@ -612,12 +652,20 @@ impl Pacer {
         next.plus(self.spacing.saturating_mul(beyond))
     }
 
+    /// How long before its deadline a request should have its slot: slots are mapped a little late, and timers fire late.
+    fn margin(&self) -> Nanos {
+        MILLISECOND + self.settings.interval / 1_000
+    }
+
     /// A refusal whose `Retry-After` comes true. A request of this patience finds room once the queue has drained to
     /// what it can wait for; and each refused request is promised a later instant than the one before, one slot
     /// apart, so that all of them coming back as told do not meet the same full queue again.
     fn refusal(&mut self, now: LocalTime, cause: Cause, patience: Nanos) -> Refusal {
         let end_of_line = self.predicted(now, self.line.len());
-        let room_at = now.plus(end_of_line.since(now).saturating_sub(patience).max(0));
+        // A tenth of the patience is left for what the pace may yet bring, and two places for others who come first; but
+        // at least half of it counts, or a slow pace would make two places longer than the whole wait.
+        let sure = (patience - patience / 10 - self.margin() - 2 * self.spacing).max(patience / 2);
+        let room_at = now.plus(end_of_line.since(now).saturating_sub(sure).max(0));
         let retry_at = self.promise.max(room_at).min(room_at.plus(PROMISE_CAP));
         self.promise = retry_at.plus(self.spacing);
         Refusal {
@@ -656,3 +704,6 @@ impl Pacer {
         &self.settings
     }
 }
+
+#[cfg(test)]
+mod tests;

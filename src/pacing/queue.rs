@@ -40,16 +40,24 @@ pub struct Line {
     /// Waiting requests in each round, so that a rank costs a walk over rounds and not over requests.
     rounds: BTreeMap<(Urgency, u64), usize>,
     clients: HashMap<(Urgency, Client), Turns>,
+    /// Clients of which nobody waits, kept while their last turn was in the round being served: one that comes back
+    /// at once, again and again, would else be served before everybody in the next round, for ever.
+    resting: [Vec<Client>; 8],
     /// The round being served, for each urgency.
     serving: [u64; 8],
     next_number: u64,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Turns {
-    last_round: u64,
-    waiting: usize,
+    /// Those that wait, so that a place given up at the end of the line can be given again.
+    waiting: BTreeSet<Place>,
+    /// The latest round in which one was served.
+    served: Option<u64>,
 }
+
+/// Resting clients remembered for each urgency; beyond that all are forgotten, at the price of one turn each.
+const RESTING_LIMIT: usize = 4096;
 
 impl Line {
     /// Where a request of `client` that arrived now would stand; nothing changes.
@@ -74,37 +82,24 @@ impl Line {
     /// Puts a request of `client` in line. An urgency above 7 counts as 7.
     pub fn join(&mut self, client: Client, urgency: Urgency) -> Place {
         let urgency = urgency.min(7);
-        let round = self.round_for(client, urgency);
-        let turns = self.clients.entry((urgency, client)).or_insert(Turns {
-            last_round: round,
-            waiting: 0,
-        });
-        turns.last_round = round;
-        turns.waiting += 1;
         let place = Place {
             urgency,
-            round,
+            round: self.round_for(client, urgency),
             number: self.next_number,
         };
         self.next_number += 1;
-        self.stand(place);
+        self.stand(place, client);
         place
     }
 
     /// Puts a request that had left, because it was thought served, back in its old place.
     pub fn rejoin(&mut self, place: Place, client: Client) {
-        let turns = self
-            .clients
-            .entry((place.urgency, client))
-            .or_insert(Turns {
-                last_round: place.round,
-                waiting: 0,
-            });
-        turns.waiting += 1;
-        self.stand(place);
+        self.stand(place, client);
     }
 
-    fn stand(&mut self, place: Place) {
+    fn stand(&mut self, place: Place, client: Client) {
+        let turns = self.clients.entry((place.urgency, client)).or_default();
+        turns.waiting.insert(place);
         *self.rounds.entry((place.urgency, place.round)).or_insert(0) += 1;
         self.places.insert(place);
     }
@@ -121,14 +116,36 @@ impl Line {
                 self.rounds.remove(&round);
             }
         }
-        if served {
-            let serving = &mut self.serving[usize::from(place.urgency)];
-            *serving = (*serving).max(place.round);
+        let at = usize::from(place.urgency);
+        if served && place.round > self.serving[at] {
+            self.serving[at] = place.round;
+            self.forget_resting(place.urgency);
         }
         let key = (place.urgency, client);
-        if let Some(turns) = self.clients.get_mut(&key) {
-            turns.waiting -= 1;
-            if turns.waiting == 0 {
+        let Some(turns) = self.clients.get_mut(&key) else {
+            return;
+        };
+        turns.waiting.remove(&place);
+        if served {
+            turns.served = turns.served.max(Some(place.round));
+        }
+        if turns.waiting.is_empty() {
+            if turns.served < Some(self.serving[at]) {
+                self.clients.remove(&key);
+            } else {
+                self.resting[at].push(client);
+                if self.resting[at].len() > RESTING_LIMIT {
+                    self.forget_resting(place.urgency);
+                }
+            }
+        }
+    }
+
+    /// Forgets the clients of which nobody waits: the round in which they were served is over.
+    fn forget_resting(&mut self, urgency: Urgency) {
+        for client in std::mem::take(&mut self.resting[usize::from(urgency)]) {
+            let key = (urgency, client);
+            if self.clients.get(&key).is_some_and(|t| t.waiting.is_empty()) {
                 self.clients.remove(&key);
             }
         }
@@ -148,7 +165,7 @@ impl Line {
     pub fn waiting_of(&self, client: Client, urgency: Urgency) -> usize {
         self.clients
             .get(&(urgency, client))
-            .map_or(0, |t| t.waiting)
+            .map_or(0, |t| t.waiting.len())
     }
 
     /// The places in line, first to last.
@@ -164,10 +181,11 @@ impl Line {
     fn round_for(&self, client: Client, urgency: Urgency) -> u64 {
         let urgency = urgency.min(7);
         let serving = self.serving[usize::from(urgency)];
-        match self.clients.get(&(urgency, client)) {
-            Some(turns) => serving.max(turns.last_round + 1),
-            None => serving,
-        }
+        let Some(turns) = self.clients.get(&(urgency, client)) else {
+            return serving;
+        };
+        let last = turns.waiting.last().map(|p| p.round).max(turns.served);
+        last.map_or(serving, |last| serving.max(last + 1))
     }
 }
 
@@ -211,6 +229,49 @@ mod tests {
     }
 
     #[test]
+    fn a_client_that_always_comes_straight_back_takes_every_other_turn_only() {
+        let (mut line, mut owners) = (Line::default(), HashMap::new());
+        for client in [1, 1, 1, 1, 1, 2] {
+            owners.insert(line.join(client, 3), client);
+        }
+        let mut order = Vec::new();
+        for _ in 0..8 {
+            let place = line.first().expect("waiting");
+            let client = owners[&place];
+            line.leave(place, client, true);
+            order.push(client);
+            if client == 2 {
+                owners.insert(line.join(2, 3), 2);
+            }
+        }
+        assert_eq!(order, [1, 2, 1, 2, 1, 2, 1, 2]);
+    }
+
+    #[test]
+    fn requests_that_give_up_do_not_push_their_client_back() {
+        let mut line = Line::default();
+        for _ in 0..3 {
+            line.join(2, 3);
+        }
+        for _ in 0..100 {
+            let place = line.join(1, 3);
+            line.leave(place, 1, false);
+        }
+        assert_eq!(line.rank_of_next(1, 3), 1);
+    }
+
+    #[test]
+    fn clients_that_come_once_are_not_remembered_for_ever() {
+        let mut line = Line::default();
+        for client in 0..20_000 {
+            let place = line.join(client, 3);
+            line.leave(place, client, true);
+        }
+        assert!(line.clients.len() <= RESTING_LIMIT);
+        assert!(line.resting[3].len() <= RESTING_LIMIT);
+    }
+
+    #[test]
     fn urgency_goes_before_everything_else() {
         let (mut line, mut owners) = (Line::default(), HashMap::new());
         for (client, urgency) in [(1, 3), (2, 7), (3, 0), (1, 3)] {
@@ -237,7 +298,9 @@ mod tests {
             }
             let n = line.len();
             prop_assert_eq!(serve_all(&mut line, &owners).len(), n);
-            prop_assert!(line.is_empty() && line.rounds.is_empty() && line.clients.is_empty());
+            prop_assert!(line.is_empty() && line.rounds.is_empty());
+            let resting: usize = line.resting.iter().map(Vec::len).sum();
+            prop_assert!(line.clients.len() <= resting);
         }
 
         /// No client is served more than once more often than another that waits all the while.

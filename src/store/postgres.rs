@@ -1,20 +1,19 @@
 //! The shared store: one table in Postgres, one statement per reservation.
 //!
-//! A connection is kept by a task of its own, which makes another when it is lost: at once, then backing off to one
-//! attempt a second, however many requests wait. Calls use the session at hand, with a deadline; one that misses it ends
-//! the session, for a connection that stalls is of no more use than one that broke. A call whose reply was lost may
-//! have moved the cursor: its slots count as taken.
+//! A task of its own ([`keeper`]) keeps the connections and beats the heart of the membership. Calls use the sessions at
+//! hand, with a deadline; one that misses it ends them, for a connection that stalls is of no more use than one that
+//! broke. A call whose reply was lost may have moved the cursor: its slots count as taken.
 
 pub mod address;
 pub mod error;
+mod keeper;
+pub mod leases;
 pub mod session;
 pub mod sql;
 
 use std::{
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -23,11 +22,13 @@ use tokio::sync::{mpsc, watch};
 use self::{
     address::Address,
     error::{Reason, StoreError},
-    session::{Prepared, Session, Wire},
+    keeper::Keeper,
+    session::{Prepared, Session},
     sql::Table,
 };
 use crate::{
     config,
+    membership::Membership,
     metrics::Metrics,
     pacing::{
         clock::ClockBounds,
@@ -38,40 +39,50 @@ use crate::{
 
 /// A call that has no reply by then is given up, and its connection with it. Longer than the server waits for a lock.
 const CALL_DEADLINE: Duration = Duration::from_millis(1_000);
-/// The first and the longest pause between two attempts to connect.
-const RECONNECT_FIRST: Duration = Duration::from_millis(50);
-const RECONNECT_LONGEST: Duration = Duration::from_secs(1);
-/// How often expired rows of ours are removed.
-const SWEEP_EVERY: Duration = Duration::from_secs(600);
+
+/// Two connections to one server. A reservation that waits for a locked row blocks what comes behind it on its
+/// connection: heartbeats, and cursors whose row is known to be locked, go by the second.
+#[derive(Debug)]
+struct Sessions {
+    main: Session,
+    side: Session,
+}
 
 /// The store. Cheap to share; all clones use one connection.
 #[derive(Debug)]
 pub struct Postgres {
     key_prefix: String,
-    sessions: watch::Receiver<Option<Arc<Session>>>,
-    lost: mpsc::Sender<(Arc<Session>, StoreError)>,
+    table: Table,
+    sessions: watch::Receiver<Option<Arc<Sessions>>>,
+    lost: mpsc::Sender<(Arc<Sessions>, StoreError)>,
     clock: Arc<Mutex<ClockBounds>>,
-    was_up: Arc<AtomicBool>,
+    membership: Arc<Membership>,
     metrics: Arc<Metrics>,
 }
 
 impl Postgres {
-    /// Starts the task that keeps the connection. Returns at once; whether the store is there shows later.
+    /// Starts the task that keeps the connections. Returns at once; whether the store is there shows later.
+    /// `ceilings` are the configured ones, for the others to know.
     ///
     /// # Errors
     /// The URL cannot be understood.
-    pub fn start(config: &config::Store, metrics: Arc<Metrics>) -> Result<Arc<Self>, StoreError> {
+    pub fn start(
+        config: &config::Store,
+        ceilings: BTreeMap<String, f64>,
+        metrics: Arc<Metrics>,
+    ) -> Result<Arc<Self>, StoreError> {
         let address = Address::parse(config.url.reveal())?;
         let (publish, sessions) = watch::channel(None);
         let (lost, losses) = mpsc::channel(16);
-        let was_up = Arc::new(AtomicBool::new(false));
+        let membership = Arc::new(Membership::new(config, ceilings));
         let clock = Arc::new(Mutex::new(ClockBounds::default()));
         let store = Arc::new(Postgres {
             key_prefix: config.key_prefix.clone(),
+            table: Table::new(&config.table),
             sessions,
             lost,
             clock: clock.clone(),
-            was_up: was_up.clone(),
+            membership: membership.clone(),
             metrics: metrics.clone(),
         });
         let keeper = Keeper {
@@ -82,7 +93,7 @@ impl Postgres {
             publish,
             losses,
             clock,
-            was_up,
+            membership,
             metrics,
         };
         tokio::spawn(keeper.run());
@@ -94,17 +105,65 @@ impl Postgres {
         format!("{}{name}", self.key_prefix)
     }
 
-    /// Waits until the store is there, for at most `patience`; says whether it is.
-    pub async fn wait_until_up(&self, patience: Duration) -> bool {
-        let mut sessions = self.sessions.clone();
-        tokio::time::timeout(patience, sessions.wait_for(Option::is_some))
-            .await
-            .is_ok_and(|r| r.is_ok())
+    /// This replica among the others.
+    pub fn membership(&self) -> &Arc<Membership> {
+        &self.membership
     }
 
-    /// Whether there has ever been a session.
-    pub fn was_up(&self) -> bool {
-        self.was_up.load(Relaxed)
+    /// Waits until this replica has its place among the others, for at most `patience`; says whether it has.
+    pub async fn wait_until_up(&self, patience: Duration) -> bool {
+        let settled = async {
+            let mut sessions = self.sessions.clone();
+            while self.membership.is_degraded()
+                || self.membership.blocker() == Some(crate::membership::NO_LEASE_YET)
+            {
+                // The heartbeat publishes the sessions anew when it has brought a lease.
+                if sessions.changed().await.is_err() {
+                    return false;
+                }
+            }
+            true
+        };
+        tokio::time::timeout(patience, settled)
+            .await
+            .unwrap_or(false)
+    }
+
+    /// Gives the lease back, if the store can be reached.
+    pub async fn release(&self) {
+        let Some((key, incarnation)) = self.membership.own() else {
+            return;
+        };
+        let Some(sessions) = self.sessions.borrow().clone() else {
+            return;
+        };
+        let released = leases::release(&sessions.side, &self.table, &key, &incarnation);
+        if !matches!(
+            tokio::time::timeout(CALL_DEADLINE, released).await,
+            Ok(Ok(()))
+        ) {
+            tracing::warn!(
+                "the lease was not released; it is silent for the others until it lapses"
+            );
+        }
+    }
+
+    /// Frees the number of a dead replica.
+    ///
+    /// # Errors
+    /// Why it is not freed, and what to do.
+    pub async fn forget(&self, replica: &str) -> Result<(), String> {
+        let (key, seen) = self.membership.to_forget(replica, LocalTime::now())?;
+        let Some(sessions) = self.sessions.borrow().clone() else {
+            return Err("the store is away; try again when it is back".to_owned());
+        };
+        let forgotten = leases::forget(&sessions.side, &self.table, &key, &seen);
+        match tokio::time::timeout(CALL_DEADLINE, forgotten).await {
+            Ok(Ok(true)) => Ok(()),
+            Ok(Ok(false)) => Err(format!("{replica} has been heard just now; stop it first")),
+            Ok(Err(e)) => Err(e.to_string()),
+            Err(_) => Err("the store did not answer in time; try again".to_owned()),
+        }
     }
 
     /// Whether there is a session.
@@ -112,14 +171,23 @@ impl Postgres {
         self.sessions.borrow().is_some()
     }
 
-    /// Takes slots from the cursor in row `key`.
+    /// Takes slots from the cursor in row `key`; with `aside` on the second connection, for a row that was locked.
     ///
     /// # Errors
     /// No slots are to be had from this call; it may yet have moved the cursor.
-    pub async fn reserve(&self, key: &str, mut ask: Ask) -> Result<Granted, StoreError> {
-        let session = self.sessions.borrow().clone();
-        let Some(session) = session else {
+    pub async fn reserve(
+        &self,
+        key: &str,
+        mut ask: Ask,
+        aside: bool,
+    ) -> Result<Granted, StoreError> {
+        let Some(sessions) = self.sessions.borrow().clone() else {
             return Err(StoreError::new(Reason::Away, "no connection to Postgres"));
+        };
+        let session = if aside {
+            &sessions.side
+        } else {
+            &sessions.main
         };
         ask.lead = self.with_clock(|c| c.lead());
         let sent = LocalTime::now();
@@ -138,7 +206,7 @@ impl Postgres {
             }
             Err(e) => {
                 if e.ends_session() {
-                    let _ = self.lost.try_send((session, e.again()));
+                    let _ = self.lost.try_send((sessions, e.again()));
                 }
                 Err(e)
             }
@@ -148,102 +216,6 @@ impl Postgres {
     /// Looks at the bounds of the store's clock.
     pub fn with_clock<T>(&self, look: impl FnOnce(&mut ClockBounds) -> T) -> T {
         look(&mut self.clock.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
-
-/// Keeps one session, and makes another when it is lost.
-struct Keeper {
-    address: Address,
-    table: Table,
-    own_table: bool,
-    key_prefix: String,
-    publish: watch::Sender<Option<Arc<Session>>>,
-    losses: mpsc::Receiver<(Arc<Session>, StoreError)>,
-    clock: Arc<Mutex<ClockBounds>>,
-    was_up: Arc<AtomicBool>,
-    metrics: Arc<Metrics>,
-}
-
-impl Keeper {
-    async fn run(mut self) {
-        let mut pause = RECONNECT_FIRST;
-        let mut told: Option<Reason> = None;
-        while !self.publish.is_closed() {
-            match session::open(&self.address, &self.table, self.own_table).await {
-                Ok((session, mut wire)) => {
-                    for (sent, received, now) in &session.clock {
-                        self.clock
-                            .lock()
-                            .unwrap_or_else(PoisonError::into_inner)
-                            .observe(*sent, *received, *now);
-                    }
-                    let session = Arc::new(session);
-                    tracing::info!(
-                        pooled = matches!(session.reserve, Prepared::Unnamed(_)),
-                        "store up"
-                    );
-                    pause = RECONNECT_FIRST;
-                    self.metrics.store_up(true);
-                    self.was_up.store(true, Relaxed);
-                    let _ = self.publish.send(Some(session.clone()));
-                    let why = self.hold(&session, &mut wire).await;
-                    let _ = self.publish.send(None);
-                    wire.abort();
-                    self.metrics.store_up(false);
-                    tracing::warn!(reason = why.reason().label(), "store lost: {why}");
-                    told = Some(why.reason());
-                }
-                Err(e) => {
-                    self.metrics.store_error(e.reason().label());
-                    if told != Some(e.reason()) {
-                        tracing::warn!(reason = e.reason().label(), "store away: {e}");
-                        told = Some(e.reason());
-                    }
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(RECONNECT_LONGEST);
-                }
-            }
-        }
-    }
-
-    /// Until the session is lost; meanwhile expired rows are swept.
-    async fn hold(&mut self, session: &Arc<Session>, wire: &mut Wire) -> StoreError {
-        let mut sweep = tokio::time::interval(SWEEP_EVERY);
-        let closed = || StoreError::new(Reason::Connection, "Postgres closed the connection");
-        loop {
-            tokio::select! {
-                end = &mut *wire => return end.ok().flatten().unwrap_or_else(closed),
-                loss = self.losses.recv() => match loss {
-                    Some((which, why)) if Arc::ptr_eq(&which, session) => return why,
-                    Some(_) => {}
-                    None => return closed(),
-                },
-                _ = sweep.tick() => self.sweep(session),
-            }
-        }
-    }
-
-    fn sweep(&self, session: &Arc<Session>) {
-        let (session, text, prefix) = (
-            session.clone(),
-            sql::sweep(&self.table),
-            self.key_prefix.clone(),
-        );
-        tokio::spawn(async move {
-            let params: [(&(dyn tokio_postgres::types::ToSql + Sync), _); 1] =
-                [(&prefix, tokio_postgres::types::Type::TEXT)];
-            if let Err(e) = session
-                .client
-                .query_typed(&text, &params)
-                .await
-                .map_err(StoreError::from)
-            {
-                tracing::debug!(
-                    reason = e.reason().label(),
-                    "expired rows were not removed: {e}"
-                );
-            }
-        });
     }
 }
 

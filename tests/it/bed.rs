@@ -14,6 +14,7 @@ pub mod origin;
 pub mod origin_misbehaves;
 #[cfg(test)]
 mod origin_tests;
+pub mod pattern;
 pub mod postgres;
 pub mod process;
 pub mod recipe;

@@ -1,7 +1,8 @@
 //! Big bodies stream: they arrive whole, and the proxy holds a little of them at a time.
 
 use crate::bed::{
-    origin::{Origin, pattern_digest},
+    origin::Origin,
+    pattern::pattern_digest,
     recipe::{Recipe, Site},
     replica::Replica,
 };

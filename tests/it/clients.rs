@@ -3,7 +3,8 @@
 use std::{process::Command, time::Duration};
 
 use crate::bed::{
-    origin::{Origin, pattern},
+    origin::Origin,
+    pattern::pattern,
     process::{Outcome, run_to_end},
     recipe::{Recipe, Site},
     replica::{Replica, run_paceline},

@@ -132,9 +132,8 @@ impl World {
         {
             core.knows = Some((granted.end(), steps));
         }
-        core.most_held = core
-            .most_held
-            .max(2 * core.bounds.round_trip() / granted.interval + 1);
+        let ahead = 2 * core.bounds.round_trip() + core.bounds.lead();
+        core.most_held = core.most_held.max(ahead / granted.interval + 1);
         let way_back = core.way_back(t, t - read, self.plan.steps());
         let grace = (granted.interval / 4).clamp(10 * MILLISECOND, 50 * MILLISECOND);
         let mut expiries = Vec::new();

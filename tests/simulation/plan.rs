@@ -12,6 +12,9 @@ pub const MICROSECOND: Nanos = 1_000;
 /// A range to draw spans from.
 pub type Spans = RangeInclusive<Nanos>;
 
+/// How many slots a saturated history has.
+pub const SATURATED_SLOTS: i64 = 200;
+
 /// So many times in a thousand.
 pub type PerMille = u32;
 
@@ -172,6 +175,52 @@ impl Plan {
         plan
     }
 
+    /// More patient requests than can be served within the history, all there from the start, and nothing goes wrong.
+    pub fn saturated(seed: u64, random: &mut Random) -> Self {
+        let mut plan = Plan::quiet(seed, random);
+        plan.interval = plan.interval.min(100 * MILLISECOND);
+        plan.span = SATURATED_SLOTS * plan.interval;
+        plan.load = 0;
+        plan.bursts = vec![(0, SATURATED_SLOTS as usize * 2)];
+        plan.patience = 4 * plan.span + SECOND..=4 * plan.span + SECOND;
+        plan.max_in_flight = None;
+        plan
+    }
+
+    /// The same, with three times the ceiling in clients beside them that give up before long.
+    pub fn with_leavers(seed: u64, random: &mut Random) -> Self {
+        let mut plan = Plan::saturated(seed, random);
+        plan.load = 3_000;
+        plan.leavers = 600;
+        plan.leave_after = 0..=plan.interval * 4;
+        plan
+    }
+
+    /// One burst that is more than can be waited for; the refused come back once, when they were told to. The store is
+    /// nearer than an interval: how far away it is, a replica that has just started cannot know.
+    pub fn comeback(seed: u64, random: &mut Random) -> Self {
+        let mut plan = Plan::quiet(seed, random);
+        let one_way = random.magnitude(20 * MICROSECOND..=4 * MILLISECOND);
+        (plan.one_way, plan.jitter) = (one_way / 2..=one_way, one_way / 4);
+        plan.replicas = 1;
+        plan.clients = 1;
+        plan.interval = random.magnitude(20 * MILLISECOND..=200 * MILLISECOND);
+        plan.load = 0;
+        plan.bursts = vec![(0, random.within(50..=200) as usize)];
+        let patience = plan.interval * random.within(15..=40);
+        plan.patience = patience..=patience;
+        plan.comebacks = 1;
+        plan
+    }
+
+    /// The same with several replicas and clients: none knows the others' queues, and turns are taken.
+    pub fn comeback_to_many(seed: u64, random: &mut Random) -> Self {
+        let mut plan = Plan::comeback(seed, random);
+        plan.replicas = random.within(2..=4) as usize;
+        plan.clients = 5;
+        plan
+    }
+
     fn draw_fault(&self, random: &mut Random) -> Fault {
         let replica = random.next() as usize % self.replicas;
         match random.within(0..=8) {
@@ -196,13 +245,6 @@ impl Plan {
                 (self.interval * random.within(25..=400) / 100).max(5 * MILLISECOND),
             ),
         }
-    }
-
-    /// Whether clocks or rows were tampered with, so that slots may come closer than the rule allows.
-    pub fn tampers(&self) -> bool {
-        self.faults
-            .iter()
-            .any(|(_, f)| matches!(f, Fault::RowVanishes | Fault::RowFarAhead | Fault::Step(_)))
     }
 
     /// Whether the store's clock steps.

@@ -15,18 +15,10 @@ use paceline::pacing::{
 
 use super::clocks::{Clock, True};
 
-/// Who holds a slot.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Holder {
-    Replica(usize),
-    Foreign,
-}
-
 /// What became of one slot.
 #[derive(Clone, Debug)]
 pub struct Account {
     pub start: StoreTime,
-    pub interval: Nanos,
     /// When the store's clock, as it ran when the slot was granted, reaches the start.
     pub begins: True,
     /// Whether it was ever given to a request.
@@ -152,7 +144,6 @@ impl Store {
             let begins = self.clock.shows(start.0 - self.stepped);
             self.slots.push(Account {
                 start,
-                interval,
                 begins,
                 given: false,
                 used: None,

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     http_text::{Head, read_body},
-    origin::{hex, pattern},
+    pattern::{hex, pattern},
 };
 
 /// Longer than any wait that a test asks the proxy for, short enough that a hang becomes a failure.

@@ -6,7 +6,8 @@ use super::{
     await_until::await_until,
     certs::client_tls,
     client::Session,
-    origin::{Manner, Origin, pattern, pattern_digest},
+    origin::{Manner, Origin},
+    pattern::{pattern, pattern_digest},
 };
 
 fn secure(origin: &Origin) -> std::io::Result<Session> {

@@ -164,6 +164,12 @@ impl Postgres {
         url(self.address)
     }
 
+    /// The same by way of the Unix socket.
+    pub fn socket_url(&self) -> String {
+        let dir = self.dir.path().to_string_lossy().replace('/', "%2F");
+        format!("postgres://postgres@{dir}:{}/postgres", self.address.port())
+    }
+
     /// A connection for the superuser.
     pub fn sql(&self) -> Sql {
         Sql::connect(&self.url()).expect("the cluster runs")

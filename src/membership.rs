@@ -1,0 +1,474 @@
+//! Which of the replicas this one is, who else lives, and what that means for its pace.
+//!
+//! Each replica leases one of `max_replicas` numbers by a heartbeat in the cursors' table; the same statement reads all
+//! leases. From them come the room to leave for those that have gone silent, the ceiling that all agree on, and the
+//! figures over all replicas. The rules are in [`crate::pacing::share`] and [`lease`]; this file keeps the state and
+//! beats once a second.
+
+pub mod cluster;
+pub mod lease;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    hash::{BuildHasher as _, RandomState},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use self::{
+    cluster::{Cluster, Figures},
+    lease::{Claim, Lease, Word, choose},
+};
+use crate::{
+    config,
+    log::Seldom,
+    pacing::{
+        share::{self, Facts, HEARTBEAT, Terms},
+        time::{LocalTime, Nanos, SECOND, StoreTime, duration, nanos, seconds},
+    },
+};
+
+/// Reservations of one cursor that fail for this long, although heartbeats pass, are told to the others.
+const FAILING_AFTER: Nanos = SECOND;
+/// Cursors told of at most: more than this is the store's failure and not theirs.
+const FAILING_LIMIT: usize = 64;
+
+/// The blocker of a replica that has reached the store and will have a number with its next heartbeat.
+pub const NO_LEASE_YET: &str = "no_lease_yet";
+
+/// This replica among the others.
+#[derive(Debug)]
+pub struct Membership {
+    replica: String,
+    incarnation: String,
+    key_prefix: String,
+    max_replicas: u32,
+    of: u32,
+    ttl: Nanos,
+    ceilings: BTreeMap<String, f64>,
+    state: Mutex<State>,
+    full: Seldom,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    number: Option<u32>,
+    all_held: bool,
+    /// A heartbeat has passed on the present session.
+    heard: bool,
+    last_heard: Option<LocalTime>,
+    /// The latest store's second that was seen, and where the local clock was then.
+    now: Option<(StoreTime, LocalTime)>,
+    leases: BTreeMap<u32, Lease>,
+    rows: BTreeMap<u32, String>,
+    cluster: Cluster,
+    failing: HashMap<String, Failing>,
+    sent: HashMap<String, Sent>,
+}
+
+/// A cursor that could not be moved.
+#[derive(Clone, Copy, Debug)]
+struct Failing {
+    since: LocalTime,
+    /// When the heartbeat that told of it had passed.
+    told: Option<LocalTime>,
+}
+
+/// What this replica sent to one destination.
+#[derive(Debug, Default)]
+struct Sent {
+    total: u64,
+    seconds: BTreeMap<i64, u64>,
+}
+
+/// A heartbeat to be written.
+#[derive(Clone, Debug)]
+pub struct Pulse {
+    /// The key of the row to write; `None` while no number can be taken.
+    pub key: Option<String>,
+    /// What may be overwritten, besides our own.
+    pub seen: Option<String>,
+    /// This run.
+    pub incarnation: String,
+    /// What to say.
+    pub word: String,
+    /// The keys of all leases.
+    pub keys: Vec<String>,
+    /// How many seconds the row must stay.
+    pub lasts: f64,
+    number: Option<u32>,
+    failing: BTreeSet<String>,
+}
+
+/// A replica, for those who look on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Member {
+    /// Its number.
+    pub number: u32,
+    /// Its name.
+    pub replica: String,
+    /// Whether it is this one.
+    pub is_self: bool,
+    /// Whether it is heard, silent, or has lapsed.
+    pub state: &'static str,
+    /// How long it has not been heard, in seconds.
+    pub silent_for: f64,
+}
+
+impl Membership {
+    /// A replica that has not been heard yet. `ceilings` are those it is configured with, by destination.
+    pub fn new(settings: &config::Store, ceilings: BTreeMap<String, f64>) -> Self {
+        let chance = RandomState::new();
+        Membership {
+            replica: settings.replica.clone(),
+            incarnation: format!("{:016x}{:016x}", chance.hash_one(0u8), chance.hash_one(1u8)),
+            key_prefix: settings.key_prefix.clone(),
+            max_replicas: settings.max_replicas.max(1),
+            of: settings
+                .max_replicas
+                .saturating_add(settings.foreign_fetchers)
+                .max(1),
+            ttl: nanos(settings.lease_ttl),
+            ceilings,
+            state: Mutex::default(),
+            full: Seldom::default(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How the cursor called `cursor` may be paced now.
+    pub fn terms(&self, cursor: &str, now: LocalTime) -> Terms {
+        let state = self.lock();
+        share::terms(now, &self.facts(&state, cursor, now))
+    }
+
+    fn facts(&self, state: &State, cursor: &str, now: LocalTime) -> Facts {
+        Facts {
+            heard: state.heard,
+            last_heard: state.last_heard,
+            told_failing: state.failing.get(cursor).and_then(|f| f.told),
+            number: state.number,
+            all_held: state.all_held,
+            silent: self.silent(state, Some(cursor), now),
+            of: self.of,
+        }
+    }
+
+    /// Shares of others who may be sending by themselves: silent ones, and those that cannot move `cursor`.
+    fn silent(&self, state: &State, cursor: Option<&str>, now: LocalTime) -> u32 {
+        let Some(store_now) = store_now(state, now) else {
+            return 0;
+        };
+        let others = state
+            .leases
+            .values()
+            .filter(|l| l.incarnation != self.incarnation);
+        let silent = others.filter(|l| {
+            let failing = cursor
+                .is_some_and(|c| l.word.failing.contains(c) && !l.has_lapsed(store_now, self.ttl));
+            failing || l.is_silent(store_now, self.ttl)
+        });
+        u32::try_from(silent.count()).unwrap_or(u32::MAX)
+    }
+
+    /// A reservation of `cursor` was made (`true`) or failed. One that goes on failing is told to the others.
+    pub fn reserved(&self, cursor: &str, made: bool, now: LocalTime) {
+        let mut state = self.lock();
+        if made {
+            if !state.failing.is_empty() {
+                state.failing.remove(cursor);
+            }
+        } else if state.failing.len() < FAILING_LIMIT {
+            state.failing.entry(cursor.to_owned()).or_insert(Failing {
+                since: now,
+                told: None,
+            });
+        }
+    }
+
+    /// A request to `destination` went out in a slot of the store's second `second`.
+    pub fn dispatched(&self, destination: &str, second: i64) {
+        let mut state = self.lock();
+        let sent = match state.sent.get_mut(destination) {
+            Some(sent) => sent,
+            None => state.sent.entry(destination.to_owned()).or_default(),
+        };
+        sent.total += 1;
+        *sent.seconds.entry(second).or_insert(0) += 1;
+        while sent.seconds.len() > 20 {
+            sent.seconds.pop_first();
+        }
+    }
+
+    /// The next heartbeat.
+    pub fn pulse(&self, now: LocalTime) -> Pulse {
+        let mut state = self.lock();
+        let claim = match state.number {
+            Some(number) => Some(Claim { number, seen: None }),
+            // Before the rows have been seen once, a heartbeat only reads.
+            None => store_now(&state, now)
+                .and_then(|at| choose(&state.rows, &self.replica, self.max_replicas, at, self.ttl)),
+        };
+        state.all_held = claim.is_none() && state.now.is_some();
+        let failing: BTreeSet<String> = state
+            .failing
+            .iter()
+            .filter(|(_, f)| now.since(f.since) >= FAILING_AFTER)
+            .map(|(cursor, _)| cursor.clone())
+            .collect();
+        let word = Word {
+            replica: self.replica.clone(),
+            ceilings: self.ceilings.clone(),
+            dispatches: state
+                .sent
+                .iter()
+                .map(|(d, s)| (d.clone(), s.total))
+                .collect(),
+            seconds: state
+                .sent
+                .iter()
+                .map(|(d, s)| (d.clone(), s.seconds.clone()))
+                .collect(),
+            failing: failing.clone(),
+        };
+        Pulse {
+            key: claim.as_ref().map(|c| self.key(c.number)),
+            seen: claim.as_ref().and_then(|c| c.seen.clone()),
+            number: claim.map(|c| c.number),
+            incarnation: self.incarnation.clone(),
+            word: word.to_text(),
+            keys: (0..self.max_replicas).map(|n| self.key(n)).collect(),
+            lasts: seconds(self.ttl.saturating_mul(2).max(60 * SECOND)),
+            failing,
+        }
+    }
+
+    /// A heartbeat came back: the store's `now`, whether our row was written, and all rows as they were before.
+    pub fn heard(
+        &self,
+        pulse: &Pulse,
+        received: LocalTime,
+        now: StoreTime,
+        written: bool,
+        rows: Vec<(String, String)>,
+    ) {
+        let mut state = self.lock();
+        let was = (state.number, state.all_held);
+        state.now = Some((now, received));
+        state.rows = rows
+            .into_iter()
+            .filter_map(|(key, text)| {
+                Some((key.strip_prefix(&self.lease_prefix())?.parse().ok()?, text))
+            })
+            .collect();
+        state.leases = state
+            .rows
+            .iter()
+            .filter_map(|(n, text)| Some((*n, Lease::parse(text)?)))
+            .collect();
+        state.number = pulse.number.filter(|_| written);
+        if state.number.is_some() {
+            state.all_held = false;
+        }
+        state.heard = true;
+        state.last_heard = Some(received);
+        for cursor in &pulse.failing {
+            if let Some(failing) = state.failing.get_mut(cursor) {
+                failing.told.get_or_insert(received);
+            }
+        }
+        let State {
+            leases, cluster, ..
+        } = &mut *state;
+        for lease in leases.values() {
+            cluster.hear(lease, now.0.div_euclid(SECOND));
+        }
+        cluster.forget_others(leases);
+        let (number, all_held) = (state.number, state.all_held);
+        let first = state.rows.is_empty();
+        drop(state);
+        if number != was.0 {
+            match number {
+                Some(n) => tracing::info!(number = n, replica = self.replica, "lease taken"),
+                None => tracing::warn!(
+                    replica = self.replica,
+                    "lease lost; another replica holds its number"
+                ),
+            }
+        }
+        if all_held && !first && self.full.is_due() {
+            tracing::warn!(
+                "all {} numbers are held: {}; raise max_replicas in every replica, or free one with `paceline forget REPLICA`",
+                self.max_replicas,
+                self.holders()
+            );
+        }
+    }
+
+    /// A heartbeat may have passed or not: it left by `until` at the latest.
+    pub fn unheard(&self, until: LocalTime) {
+        let mut state = self.lock();
+        if state.number.is_some() {
+            state.last_heard = state.last_heard.max(Some(until));
+        }
+    }
+
+    /// Whether the rows have been read on the present session.
+    pub fn has_read(&self) -> bool {
+        self.lock().heard
+    }
+
+    /// The sessions are gone.
+    pub fn lost(&self) {
+        self.lock().heard = false;
+    }
+
+    /// Whether this replica has a place: a number, or the lack of one for want of the store.
+    pub fn blocker(&self) -> Option<&'static str> {
+        let state = self.lock();
+        match state.number {
+            Some(_) => None,
+            None if state.all_held => Some("all_numbers_held"),
+            None if state.heard => Some(NO_LEASE_YET),
+            None => None,
+        }
+    }
+
+    /// Whether the store is out of reach for this replica.
+    pub fn is_degraded(&self) -> bool {
+        !self.lock().heard
+    }
+
+    /// The smallest ceiling that a live replica is configured with, and whether they disagree.
+    pub fn agreed(&self, destination: &str, own: f64, now: LocalTime) -> (f64, bool) {
+        let state = self.lock();
+        let Some(store_now) = store_now(&state, now) else {
+            return (own, false);
+        };
+        let theirs = state
+            .leases
+            .values()
+            .filter(|l| l.incarnation != self.incarnation && !l.has_lapsed(store_now, self.ttl))
+            .filter_map(|l| l.word.ceilings.get(destination).copied());
+        theirs.fold((own, false), |(least, differ), c| {
+            (least.min(c), differ || c != own)
+        })
+    }
+
+    /// Which part of the ceiling is sent at the moment by those on the same footing as this replica: all of it, what is
+    /// left beside silent ones, or its own share.
+    pub fn part(&self, cursor: &str, now: LocalTime) -> f64 {
+        match self.terms(cursor, now) {
+            Terms::Shared { silent, of } => f64::from(of - silent) / f64::from(of),
+            Terms::Alone(share) => 1.0 / f64::from(share.of),
+            Terms::Hold(_) | Terms::Nothing => 0.0,
+        }
+    }
+
+    /// Live and silent replicas, this one included.
+    pub fn count(&self, now: LocalTime) -> (usize, usize) {
+        let members = self.members(now);
+        let of = |state| members.iter().filter(|m| m.state == state).count();
+        (of("live"), of("silent"))
+    }
+
+    /// All replicas that hold a number.
+    pub fn members(&self, now: LocalTime) -> Vec<Member> {
+        let state = self.lock();
+        let Some(store_now) = store_now(&state, now) else {
+            return Vec::new();
+        };
+        let member = |(number, lease): (&u32, &Lease)| {
+            let is_self = lease.incarnation == self.incarnation;
+            Member {
+                number: *number,
+                replica: lease.word.replica.clone(),
+                is_self,
+                state: match () {
+                    () if is_self && state.heard => "live",
+                    () if lease.has_lapsed(store_now, self.ttl) => "lapsed",
+                    () if lease.is_silent(store_now, self.ttl) => "silent",
+                    () => "live",
+                },
+                silent_for: seconds(lease.age(store_now)),
+            }
+        };
+        state.leases.iter().map(member).collect()
+    }
+
+    /// The figures of `destination` over all replicas.
+    pub fn figures(&self, destination: &str, now: LocalTime) -> Figures {
+        let state = self.lock();
+        let Some(store_now) = store_now(&state, now) else {
+            return Figures::default();
+        };
+        state
+            .cluster
+            .figures(destination, store_now.0.div_euclid(SECOND))
+    }
+
+    /// The row of the silent or lapsed replica called `name`, to be removed.
+    ///
+    /// # Errors
+    /// There is none, or it lives; the text says which.
+    pub fn to_forget(&self, name: &str, now: LocalTime) -> Result<(String, String), String> {
+        let members = self.members(now);
+        let Some(member) = members.iter().find(|m| m.replica == name) else {
+            return Err(format!(
+                "no replica is called {name}; those known: {}",
+                self.holders()
+            ));
+        };
+        if member.state == "live" {
+            return Err(format!(
+                "{name} lives; stop it first, which frees its number by itself"
+            ));
+        }
+        let row = self
+            .lock()
+            .rows
+            .get(&member.number)
+            .cloned()
+            .unwrap_or_default();
+        Ok((self.key(member.number), row))
+    }
+
+    /// The key and the incarnation of our own lease, if we have one.
+    pub fn own(&self) -> Option<(String, String)> {
+        let number = self.lock().number?;
+        Some((self.key(number), self.incarnation.clone()))
+    }
+
+    fn holders(&self) -> String {
+        let members = self.members(LocalTime::now());
+        let say = |m: &Member| match m.state {
+            "live" => format!("{} holds {}", m.replica, m.number),
+            other => format!(
+                "{} holds {} ({other} for {:.0} s)",
+                m.replica, m.number, m.silent_for
+            ),
+        };
+        members.iter().map(say).collect::<Vec<_>>().join(", ")
+    }
+
+    fn lease_prefix(&self) -> String {
+        format!("{}lease:", self.key_prefix)
+    }
+
+    fn key(&self, number: u32) -> String {
+        format!("{}{number}", self.lease_prefix())
+    }
+
+    /// How often to beat.
+    pub fn period() -> Duration {
+        duration(HEARTBEAT)
+    }
+}
+
+/// The store's clock by the last heartbeat; a second's drift does not matter to leases.
+fn store_now(state: &State, now: LocalTime) -> Option<StoreTime> {
+    state.now.map(|(store, local)| store.plus(now.since(local)))
+}

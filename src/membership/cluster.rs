@@ -1,0 +1,154 @@
+//! What all replicas together have sent, from what each says with its heartbeats. Instants and words are arguments.
+
+use std::collections::{BTreeMap, HashMap};
+
+use crate::membership::lease::Lease;
+
+/// Whole seconds over which the rate is taken.
+const RATE_SECONDS: i64 = 10;
+/// Whole seconds that are kept, for the busiest one.
+const KEPT_SECONDS: i64 = 300;
+/// Seconds that may still grow: a heartbeat is a second late at the least.
+const UNSETTLED: i64 = 2;
+
+/// The figures of one destination over all replicas.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Figures {
+    /// Dispatches since this replica began to listen.
+    pub dispatches: u64,
+    /// Dispatches per second over the last ten settled seconds.
+    pub observed: f64,
+    /// Most dispatches in any whole second of the store's clock, of the last five minutes.
+    pub busiest_second: u64,
+}
+
+/// What was heard, by destination.
+#[derive(Debug, Default)]
+pub struct Cluster {
+    destinations: HashMap<String, Heard>,
+}
+
+#[derive(Debug, Default)]
+struct Heard {
+    total: u64,
+    /// By incarnation: the count it gave last. One that is new counts from what it says, for it started after us, or
+    /// its count from before is not ours to add.
+    last: HashMap<String, u64>,
+    /// By second: the count of each incarnation.
+    seconds: BTreeMap<i64, HashMap<String, u64>>,
+}
+
+impl Cluster {
+    /// Takes in a lease as it was read at the store's second `now`.
+    pub fn hear(&mut self, lease: &Lease, now: i64) {
+        for (destination, count) in &lease.word.dispatches {
+            let heard = self.destinations.entry(destination.clone()).or_default();
+            let before = heard
+                .last
+                .insert(lease.incarnation.clone(), *count)
+                .unwrap_or(*count);
+            heard.total += count.saturating_sub(before);
+        }
+        for (destination, counts) in &lease.word.seconds {
+            let heard = self.destinations.entry(destination.clone()).or_default();
+            for (second, count) in counts
+                .iter()
+                .filter(|(s, _)| (now - KEPT_SECONDS..=now + 1).contains(*s))
+            {
+                let of = heard
+                    .seconds
+                    .entry(*second)
+                    .or_default()
+                    .entry(lease.incarnation.clone())
+                    .or_default();
+                *of = (*of).max(*count);
+            }
+            heard
+                .seconds
+                .retain(|second, _| *second >= now - KEPT_SECONDS);
+        }
+    }
+
+    /// Forgets runs that are no longer among `leases`, but not what they sent.
+    pub fn forget_others(&mut self, leases: &BTreeMap<u32, Lease>) {
+        for heard in self.destinations.values_mut() {
+            heard
+                .last
+                .retain(|incarnation, _| leases.values().any(|l| l.incarnation == *incarnation));
+        }
+    }
+
+    /// The figures of a destination at the store's second `now`.
+    pub fn figures(&self, destination: &str, now: i64) -> Figures {
+        let Some(heard) = self.destinations.get(destination) else {
+            return Figures::default();
+        };
+        let count = |of: &HashMap<String, u64>| of.values().sum::<u64>();
+        let settled = heard
+            .seconds
+            .range(now - UNSETTLED - RATE_SECONDS..now - UNSETTLED);
+        Figures {
+            dispatches: heard.total,
+            observed: settled.map(|(_, of)| count(of)).sum::<u64>() as f64 / RATE_SECONDS as f64,
+            busiest_second: heard
+                .seconds
+                .range(now - KEPT_SECONDS..)
+                .map(|(_, of)| count(of))
+                .max()
+                .unwrap_or(0),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{membership::lease::Word, pacing::time::StoreTime};
+
+    fn lease(incarnation: &str, total: u64, seconds: &[(i64, u64)]) -> Lease {
+        let word = Word {
+            replica: incarnation.into(),
+            dispatches: [("d".to_owned(), total)].into(),
+            seconds: [("d".to_owned(), seconds.iter().copied().collect())].into(),
+            ..Word::default()
+        };
+        Lease {
+            at: StoreTime(0),
+            incarnation: incarnation.into(),
+            word,
+        }
+    }
+
+    #[test]
+    fn seconds_of_all_replicas_add_up_and_are_not_counted_twice() {
+        let mut c = Cluster::default();
+        for _ in 0..3 {
+            c.hear(&lease("a", 10, &[(100, 4), (101, 3)]), 103);
+            c.hear(&lease("b", 20, &[(100, 3), (101, 4)]), 103);
+        }
+        assert_eq!(
+            c.figures("d", 103),
+            Figures {
+                dispatches: 0,
+                observed: 0.7,
+                busiest_second: 7
+            }
+        );
+        c.hear(&lease("a", 14, &[(101, 4)]), 104);
+        c.hear(&lease("b", 21, &[]), 104);
+        let f = c.figures("d", 104);
+        assert_eq!((f.dispatches, f.busiest_second), (5, 8));
+        assert_eq!(c.figures("d", 500).busiest_second, 0);
+        assert_eq!(c.figures("other", 104), Figures::default());
+    }
+
+    #[test]
+    fn a_restart_does_not_take_anything_away() {
+        let mut c = Cluster::default();
+        c.hear(&lease("a1", 100, &[]), 1);
+        c.hear(&lease("a1", 110, &[]), 2);
+        c.hear(&lease("a2", 0, &[]), 3);
+        c.hear(&lease("a2", 5, &[]), 4);
+        assert_eq!(c.figures("d", 4).dispatches, 15);
+    }
+}

@@ -1,0 +1,207 @@
+//! The task that keeps the connections, makes others when they are lost, and beats the heart.
+//!
+//! At most one attempt a second is made to connect, whoever waits. Each attempt resolves the host names anew, so that it
+//! follows a failover. A change is told in one line; its repetition is counted and not told.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, MissedTickBehavior},
+};
+use tokio_postgres::types::{ToSql, Type};
+
+use super::{
+    CALL_DEADLINE, Sessions,
+    address::Address,
+    error::{Reason, StoreError},
+    leases::{self, Beat},
+    session::{self, Prepared, Session, Wire},
+    sql::{self, Table},
+};
+use crate::{
+    membership::Membership,
+    metrics::Metrics,
+    pacing::{
+        clock::ClockBounds,
+        time::{LocalTime, nanos},
+    },
+};
+
+/// The first and the longest pause between two attempts to connect.
+const RECONNECT_FIRST: Duration = Duration::from_millis(50);
+const RECONNECT_LONGEST: Duration = Duration::from_secs(1);
+/// How often expired rows of ours are removed.
+const SWEEP_EVERY: Duration = Duration::from_secs(600);
+
+/// What the task works with.
+pub(super) struct Keeper {
+    pub(super) address: Address,
+    pub(super) table: Table,
+    pub(super) own_table: bool,
+    pub(super) key_prefix: String,
+    pub(super) publish: watch::Sender<Option<Arc<Sessions>>>,
+    pub(super) losses: mpsc::Receiver<(Arc<Sessions>, StoreError)>,
+    pub(super) clock: Arc<Mutex<ClockBounds>>,
+    pub(super) membership: Arc<Membership>,
+    pub(super) metrics: Arc<Metrics>,
+}
+
+impl Keeper {
+    pub(super) async fn run(mut self) {
+        let mut pause = RECONNECT_FIRST;
+        let mut told: Option<Reason> = None;
+        while !self.publish.is_closed() {
+            match self.open().await {
+                Ok((sessions, wires)) => {
+                    tracing::info!(
+                        pooled = matches!(sessions.main.reserve, Prepared::Unnamed(_)),
+                        "store up"
+                    );
+                    self.metrics.store_up(true);
+                    let since = Instant::now();
+                    let why = self.hold(sessions, wires).await;
+                    let _ = self.publish.send(None);
+                    self.membership.lost();
+                    self.metrics.store_up(false);
+                    tracing::warn!(reason = why.reason().label(), "store lost: {why}");
+                    told = Some(why.reason());
+                    // A server that takes connections and at once gives them up is not to be asked all the time.
+                    pause = if since.elapsed() < RECONNECT_LONGEST {
+                        pause * 2
+                    } else {
+                        RECONNECT_FIRST
+                    };
+                }
+                Err(e) => {
+                    self.metrics.store_error(e.reason().label());
+                    if told != Some(e.reason()) {
+                        tracing::warn!(reason = e.reason().label(), "store away: {e}");
+                        told = Some(e.reason());
+                    }
+                    pause *= 2;
+                }
+            }
+            pause = pause.min(RECONNECT_LONGEST);
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    async fn open(&self) -> Result<(Arc<Sessions>, (Wire, Wire)), StoreError> {
+        let (main, main_wire) = session::open(&self.address, &self.table, self.own_table).await?;
+        let (side, side_wire) = session::open(&self.address, &self.table, false).await?;
+        for (sent, received, now) in main.clock.iter().chain(&side.clock) {
+            self.clock
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .observe(*sent, *received, *now);
+        }
+        Ok((Arc::new(Sessions { main, side }), (main_wire, side_wire)))
+    }
+
+    /// Until the sessions are lost. Meanwhile the heart beats, and expired rows are swept.
+    async fn hold(
+        &mut self,
+        sessions: Arc<Sessions>,
+        (mut main, mut side): (Wire, Wire),
+    ) -> StoreError {
+        let closed = || StoreError::new(Reason::Connection, "Postgres closed the connection");
+        let mut sweep = tokio::time::interval(SWEEP_EVERY);
+        let mut beat = tokio::time::interval(Membership::period());
+        beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut published = false;
+        let why = loop {
+            tokio::select! {
+                end = &mut main => break end.ok().flatten().unwrap_or_else(closed),
+                end = &mut side => break end.ok().flatten().unwrap_or_else(closed),
+                loss = self.losses.recv() => match loss {
+                    Some((which, why)) if Arc::ptr_eq(&which, &sessions) => break why,
+                    Some(_) => {}
+                    None => break closed(),
+                },
+                _ = beat.tick() => {
+                    if let Err(e) = self.beat(&sessions.side).await
+                        && e.ends_session()
+                    {
+                        self.metrics.store_error(e.reason().label());
+                        break e;
+                    }
+                    if !published {
+                        // Reservations begin when the others can know of it.
+                        let _ = self.publish.send(Some(sessions.clone()));
+                        published = true;
+                    }
+                }
+                _ = sweep.tick() => self.sweep(&sessions),
+            }
+        };
+        main.abort();
+        side.abort();
+        why
+    }
+
+    /// One heartbeat; two where the first only read the rows that the second needs to take a number.
+    async fn beat(&self, session: &Session) -> Result<(), StoreError> {
+        for _ in 0..2 {
+            let sent = LocalTime::now();
+            let pulse = self.membership.pulse(sent);
+            let beat = Beat {
+                key: pulse.key.as_deref(),
+                incarnation: &pulse.incarnation,
+                word: &pulse.word,
+                seen: pulse.seen.as_deref(),
+                lasts: pulse.lasts,
+            };
+            let call = leases::beat(session, &self.table, &beat, &pulse.keys);
+            let reply = tokio::time::timeout(CALL_DEADLINE, call).await;
+            let echo = reply.unwrap_or_else(|_| {
+                Err(StoreError::new(Reason::Timeout, "no reply to a heartbeat"))
+            });
+            let echo = match echo {
+                Ok(echo) => echo,
+                Err(e) => {
+                    self.membership.unheard(sent.plus(nanos(CALL_DEADLINE)));
+                    return Err(e);
+                }
+            };
+            let received = LocalTime::now();
+            self.clock
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .observe(sent, received, echo.now);
+            let first = !self.membership.has_read();
+            self.membership
+                .heard(&pulse, received, echo.now, echo.written, echo.rows);
+            if !first {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn sweep(&self, sessions: &Arc<Sessions>) {
+        let (sessions, text, prefix) = (
+            sessions.clone(),
+            sql::sweep(&self.table),
+            self.key_prefix.clone(),
+        );
+        tokio::spawn(async move {
+            let params: [(&(dyn ToSql + Sync), _); 1] = [(&prefix, Type::TEXT)];
+            if let Err(e) = sessions
+                .side
+                .client
+                .query_typed(&text, &params)
+                .await
+                .map_err(StoreError::from)
+            {
+                tracing::debug!(
+                    reason = e.reason().label(),
+                    "expired rows were not removed: {e}"
+                );
+            }
+        });
+    }
+}

@@ -1,0 +1,132 @@
+//! The statements of membership: a heartbeat that also reads everybody's, a release, and the forgetting of the dead.
+//!
+//! Whether a lease is still ours is decided by its second word, with `split_part`, which takes any text; no cast in
+//! these statements can fail on what somebody left in a row.
+
+use tokio_postgres::types::{ToSql, Type};
+
+use super::{
+    error::{Reason, StoreError},
+    session::Session,
+    sql::{LOCK_TIMEOUT_MS, Table},
+};
+use crate::pacing::time::StoreTime;
+
+/// What a heartbeat brought back.
+#[derive(Clone, Debug)]
+pub struct Echo {
+    /// The store's now.
+    pub now: StoreTime,
+    /// Whether our own row was written.
+    pub written: bool,
+    /// All lease rows as they stood before, by key.
+    pub rows: Vec<(String, String)>,
+}
+
+/// What to write, and on which condition.
+#[derive(Clone, Copy, Debug)]
+pub struct Beat<'b> {
+    /// The key of our row; `None` only reads.
+    pub key: Option<&'b str>,
+    /// This run of this replica.
+    pub incarnation: &'b str,
+    /// What it says.
+    pub word: &'b str,
+    /// A row that holds exactly this may be taken over.
+    pub seen: Option<&'b str>,
+    /// For how many seconds the row is not to be swept.
+    pub lasts: f64,
+}
+
+/// One round trip: writes our lease, if it is ours to write, and reads all of `keys`.
+///
+/// # Errors
+/// Nothing is known of what was written.
+pub async fn beat(
+    session: &Session,
+    table: &Table,
+    beat: &Beat<'_>,
+    keys: &[String],
+) -> Result<Echo, StoreError> {
+    let t = table.quoted();
+    // `expires` moves only when half used: the table may have an index on it.
+    let lasts = "make_interval(secs => $5::float8)";
+    let text = format!(
+        "WITH settings AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true), \
+         set_config('lock_timeout', '{LOCK_TIMEOUT_MS}', true)), \
+         mine AS (INSERT INTO {t} AS c (cache_key, value, expires) \
+         SELECT $1::text, (extract(epoch FROM clock_timestamp()) * 1000000000)::int8::text || ' ' || $2::text || ' ' || $3::text, \
+         clock_timestamp() + {lasts} FROM settings WHERE $1::text IS NOT NULL \
+         ON CONFLICT (cache_key) DO UPDATE SET value = EXCLUDED.value, expires = \
+         CASE WHEN c.expires < clock_timestamp() + {lasts} / 2 THEN EXCLUDED.expires ELSE c.expires END \
+         WHERE split_part(c.value, ' ', 2) = $2::text OR c.value = $4::text RETURNING 1) \
+         SELECT (extract(epoch FROM clock_timestamp()) * 1000000000)::int8, (SELECT count(*) FROM mine), \
+         (SELECT coalesce(json_object_agg(cache_key, value), '{{}}')::text FROM {t} WHERE cache_key = ANY($6::text[]))"
+    );
+    let params: [(&(dyn ToSql + Sync), Type); 6] = [
+        (&beat.key, Type::TEXT),
+        (&beat.incarnation, Type::TEXT),
+        (&beat.word, Type::TEXT),
+        (&beat.seen, Type::TEXT),
+        (&beat.lasts, Type::FLOAT8),
+        (&keys, Type::TEXT_ARRAY),
+    ];
+    let rows = session.client.query_typed(&text, &params).await?;
+    let row = rows
+        .first()
+        .ok_or_else(|| StoreError::new(Reason::Other, "the heartbeat returned no row"))?;
+    let (now, written, found): (i64, i64, String) =
+        (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
+    let found: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&found)
+        .map_err(|_| StoreError::new(Reason::Other, "the heartbeat returned no JSON"))?;
+    let rows = found
+        .into_iter()
+        .filter_map(|(k, v)| Some((k, v.as_str()?.to_owned())));
+    Ok(Echo {
+        now: StoreTime(now),
+        written: written > 0,
+        rows: rows.collect(),
+    })
+}
+
+/// Gives our lease back.
+///
+/// # Errors
+/// It stays until it lapses.
+pub async fn release(
+    session: &Session,
+    table: &Table,
+    key: &str,
+    incarnation: &str,
+) -> Result<(), StoreError> {
+    let text = format!(
+        "DELETE FROM {} WHERE cache_key = $1 AND split_part(value, ' ', 2) = $2",
+        table.quoted()
+    );
+    session
+        .client
+        .query_typed(&text, &[(&key, Type::TEXT), (&incarnation, Type::TEXT)])
+        .await?;
+    Ok(())
+}
+
+/// Removes a lease that still reads as it was seen; says whether it did.
+///
+/// # Errors
+/// Nothing is known of what was removed.
+pub async fn forget(
+    session: &Session,
+    table: &Table,
+    key: &str,
+    seen: &str,
+) -> Result<bool, StoreError> {
+    let text = format!(
+        "DELETE FROM {} WHERE cache_key = $1 AND value = $2 RETURNING 1",
+        table.quoted()
+    );
+    let rows = session
+        .client
+        .query_typed(&text, &[(&key, Type::TEXT), (&seen, Type::TEXT)])
+        .await?;
+    Ok(!rows.is_empty())
+}
