@@ -14,7 +14,7 @@ use bytes::Bytes;
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWrite},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     time::{Instant, sleep, timeout},
 };
 
@@ -34,7 +34,7 @@ const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// A connection that we close is read on for this long, and for so many reads, so that the peer gets our last answer.
 const LINGER_DEADLINE: Duration = Duration::from_secs(2);
-const LINGER_READS: usize = 64;
+const LINGER_READS: usize = 256;
 
 /// What a stream that is not HTTP is told.
 pub const BAD_REQUEST: &[u8] = b"HTTP/1.1 400 Bad Request\r\nproxy-status: paceline; error=http_request_error\r\n\
@@ -132,9 +132,12 @@ enum Step {
     Look,
 }
 
-/// Reads and forgets what the peer still sends, until it closes too. Closing with unread bytes would make the kernel
+/// Says that we are done, then reads and forgets what the peer still sends, until it closes too. Closing with unread
+/// bytes would make the kernel
 /// reset the connection, and the peer lose our last answer (RFC 9112 section 9.6).
-async fn linger<I: AsyncRead + Unpin>(mut stream: I) {
+async fn linger<I: AsyncRead + AsyncWrite + Unpin>(mut stream: I) {
+    // The codec has done so already, but not after a CONNECT or an upgrade: it leaves the stream to its caller then.
+    let _ = timeout(LINGER_DEADLINE, stream.shutdown()).await;
     let mut scrap = [0; 4096];
     let drained = async {
         for _ in 0..LINGER_READS {

@@ -12,6 +12,7 @@ mod clients;
 mod cursor_sql;
 mod destinations;
 mod drain;
+mod framing;
 mod metrics;
 mod queue;
 mod ready;
