@@ -4,6 +4,11 @@
 //! that sleeps by the alarm, and requests that wait in a lane over the embedded store. What lies between two lines is
 //! what that layer adds. Each case is run idle and beside two busy threads.
 
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a benchmark times what it runs, and waits for it"
+)]
+
 use std::{
     hint::black_box,
     sync::{
@@ -17,7 +22,7 @@ use std::{
 use paceline::{
     pacing::{
         alarm::Alarm,
-        lane::{Call, Lane},
+        lane::{Call, Lane, Name},
         pacer::{Arrival, Settings},
         time::{LocalTime, MILLISECOND, Nanos, SECOND, nanos},
     },
@@ -136,7 +141,12 @@ async fn lanes_at(interval: Nanos, lanes: u64) -> Vec<Nanos> {
     let mut callers = Vec::new();
     for n in 0..lanes {
         let lane = Lane::new(
-            format!("bench:{n}"),
+            Name {
+                destination: "bench".into(),
+                cursor: format!("{n}"),
+                key: format!("bench:{n}"),
+                ceiling: 1e6,
+            },
             settings,
             Store::Memory,
             alarm.clone(),

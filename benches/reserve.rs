@@ -3,6 +3,11 @@
 //! Beside it on the same connection stands a prepared `SELECT 1`, which is the least that any statement costs. The two
 //! take turns, so that a busy machine slows both alike. Figures are of one machine at one time: compare ratios.
 
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a benchmark times what it runs, and waits for it"
+)]
+
 use std::{
     path::Path,
     sync::{
@@ -14,11 +19,11 @@ use std::{
 
 use paceline::{
     config::Config,
-    metrics::Metrics,
+    metrics::{Among, Metrics},
     pacing::{
         alarm::Alarm,
         cursor::{Ask, horizon},
-        lane::{Call, Lane},
+        lane::{Call, Lane, Name},
         pacer::{Arrival, Settings},
         time::{LocalTime, Nanos, SECOND, nanos, seconds},
     },
@@ -222,6 +227,7 @@ fn ask(slots: u32, interval: Nanos) -> Ask {
         interval,
         lead: 0,
         floor: None,
+        spread: 0,
         horizon: horizon(interval, 3),
     }
 }
@@ -268,8 +274,8 @@ async fn by_joined_callers(url: &str, callers: u64) -> (f64, f64) {
     let config =
         Config::parse(&config, Path::new("bench.toml"), &|_| None).expect("a configuration");
     let metrics = Metrics::new();
-    let store =
-        SharedStore::start(&config.store.expect("a store"), metrics.clone()).expect("a URL");
+    let store = SharedStore::start(&config.store.expect("a store"), [].into(), metrics.clone())
+        .expect("a URL");
     assert!(
         store.wait_until_up(Duration::from_secs(10)).await,
         "no store"
@@ -283,7 +289,12 @@ async fn by_joined_callers(url: &str, callers: u64) -> (f64, f64) {
     let alarm = Alarm::start().expect("a timer");
     let voided = Arc::new(AtomicU64::new(0));
     let lane = Lane::new(
-        "bench:lane".to_owned(),
+        Name {
+            destination: "bench".into(),
+            cursor: "lane".into(),
+            key: "bench:lane".into(),
+            ceiling: 1e6,
+        },
         settings,
         Store::Postgres(store),
         alarm,
@@ -330,7 +341,7 @@ async fn by_joined_callers(url: &str, callers: u64) -> (f64, f64) {
 }
 
 fn calls(metrics: &Metrics) -> f64 {
-    let scrape = metrics.scrape(&[], 0);
+    let scrape = metrics.scrape(&[], Among::default());
     let count = scrape
         .lines()
         .find_map(|line| line.strip_prefix("paceline_reservation_seconds_count "));

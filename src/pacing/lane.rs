@@ -288,6 +288,7 @@ impl Lane {
                 interval: period,
                 lead: 0,
                 floor: None,
+                spread: 0,
                 horizon: horizon(period, 1),
             };
             let granted = memory.reserve(now, &ask);

@@ -593,6 +593,7 @@ impl Pacer {
             interval: self.settings.interval,
             lead: 0,
             floor: self.floor,
+            spread: self.spread(),
             horizon: self.horizon(),
         }))
     }
@@ -609,6 +610,18 @@ impl Pacer {
 
     fn horizon(&self) -> Nanos {
         horizon(self.settings.interval, self.settings.max_replicas)
+    }
+
+    /// How far beyond our own last slot the others may hold theirs: as many each as we do.
+    fn spread(&self) -> Nanos {
+        let others = Nanos::from(self.settings.max_replicas.saturating_sub(1));
+        let each = Nanos::try_from(self.reach).unwrap_or(Nanos::MAX);
+        let spread = self
+            .settings
+            .interval
+            .saturating_mul(others)
+            .saturating_mul(each);
+        spread.min(self.horizon())
     }
 
     fn has_room(&self, more: usize) -> bool {

@@ -176,6 +176,7 @@ fn ask(slots: u32, interval: Nanos) -> Ask {
         interval,
         lead: 0,
         floor: None,
+        spread: 0,
         horizon: cursor::horizon(interval, 3),
     }
 }

@@ -67,7 +67,14 @@ pub enum Prepared {
 }
 
 /// What the reservation's parameters are.
-const RESERVE_TYPES: [Type; 5] = [Type::TEXT, Type::INT8, Type::INT8, Type::INT8, Type::INT8];
+const RESERVE_TYPES: [Type; 6] = [
+    Type::TEXT,
+    Type::INT8,
+    Type::INT8,
+    Type::INT8,
+    Type::INT8,
+    Type::INT8,
+];
 
 /// Connects to the first server of the address that will do.
 ///
@@ -214,18 +221,19 @@ impl Session {
                 self.client
                     .query_one(
                         &**statement,
-                        &[&key, &span, &ask.lead, &floor, &ask.horizon],
+                        &[&key, &span, &ask.lead, &floor, &ask.horizon, &ask.spread],
                     )
                     .await?
             }
             Prepared::Unnamed(text) => {
-                let [k, s, l, f, h] = RESERVE_TYPES;
-                let params: [(&(dyn ToSql + Sync), _); 5] = [
+                let [k, s, l, f, h, b] = RESERVE_TYPES;
+                let params: [(&(dyn ToSql + Sync), _); 6] = [
                     (&key, k),
                     (&span, s),
                     (&ask.lead, l),
                     (&floor, f),
                     (&ask.horizon, h),
+                    (&ask.spread, b),
                 ];
                 let rows = self.client.query_typed(text, &params).await?;
                 rows.into_iter().next().ok_or_else(|| {
@@ -251,6 +259,7 @@ impl Session {
             interval: 1,
             lead: 0,
             floor: None,
+            spread: 0,
             horizon: SECOND,
         };
         let outcome = self.reserve(sql::REHEARSAL_KEY, &ask).await;
