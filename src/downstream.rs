@@ -11,6 +11,7 @@ pub mod watched;
 use std::{convert::Infallible, pin::Pin, sync::Arc, task::Poll, time::Duration};
 
 use bytes::Bytes;
+use http::StatusCode;
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use tokio::{
@@ -60,8 +61,12 @@ where
         service_fn(move |request| {
             let (busy, verdict) = watch.begin();
             let answer = downstream.clone().serve(request, verdict);
+            let watch = watch.clone();
             async move {
                 let mut answer = answer.await?;
+                if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
+                    watch.switched();
+                }
                 answer.body_mut().keep(busy);
                 Ok::<_, Infallible>(answer)
             }

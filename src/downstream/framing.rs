@@ -33,6 +33,8 @@ enum State {
     Chunked(Chunks),
     /// After a CONNECT: whatever comes is not for us to read.
     Opaque,
+    /// After a request to switch protocols: whether what comes is HTTP depends on the answer.
+    Undecided,
     /// After a fault: nothing that comes can be trusted.
     Over,
 }
@@ -57,13 +59,27 @@ impl Default for Framing {
 }
 
 impl Framing {
+    /// Whether nothing passes until it is known if the last request has switched protocols.
+    pub fn is_undecided(&self) -> bool {
+        matches!(self.state, State::Undecided)
+    }
+
+    /// Says so. What follows is HTTP, or is not for us to read.
+    pub fn decide(&mut self, switched: bool) {
+        self.state = if switched {
+            State::Opaque
+        } else {
+            State::Head(Head::default())
+        };
+    }
+
     /// How many heads have been let pass.
     pub fn heads(&self) -> u64 {
         self.heads
     }
 
-    /// Reads on. The first so many of `bytes` may pass; the others are the beginning of a head, and must be there
-    /// again, with more behind them, in the next call. After a fault nothing passes any more.
+    /// Reads on. The first so many of `bytes` may pass; the others are the beginning of a head, or come too early to be
+    /// read, and must be there again, with more behind them, in the next call. After a fault nothing passes any more.
     ///
     /// Heads pass whole, so that a request can be refused in place of being passed on. Bodies pass as they come.
     pub fn follow(&mut self, bytes: &[u8]) -> (usize, Option<Fault>) {
@@ -83,6 +99,7 @@ impl Framing {
                             Body::Length(length) => State::Length(length),
                             Body::Chunked => State::Chunked(Chunks::default()),
                             Body::Opaque => State::Opaque,
+                            Body::Undecided => State::Undecided,
                         };
                     }
                     Err(e) => return (at, self.over(Fault::Refused(e))),
@@ -115,6 +132,7 @@ impl Framing {
                     }
                 },
                 State::Opaque => return (bytes.len(), None),
+                State::Undecided => return (at, None),
                 State::Over => return (0, None),
             }
         }

@@ -8,10 +8,10 @@ use std::{
     io,
     pin::Pin,
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed},
     },
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
 };
 
 use bytes::Bytes;
@@ -49,6 +49,9 @@ pub struct Watch {
     fault: OnceLock<Error>,
     /// Whether the codec waits for the client's next byte, and so would see its end.
     reading: AtomicBool,
+    switched: AtomicBool,
+    /// Who waits for the end of an answer.
+    waiting: Mutex<Option<Waker>>,
 }
 
 impl Watch {
@@ -60,6 +63,8 @@ impl Watch {
             served: AtomicU64::new(0),
             fault: OnceLock::new(),
             reading: AtomicBool::new(false),
+            switched: AtomicBool::new(false),
+            waiting: Mutex::new(None),
         })
     }
 
@@ -91,6 +96,24 @@ impl Watch {
         (Busy(self.clone()), verdict)
     }
 
+    /// The answer to the last request is that protocols are switched.
+    pub fn switched(&self) {
+        self.switched.store(true, Relaxed);
+    }
+
+    /// Whether the last request that was let pass has switched protocols, once that is known; else who asks is woken.
+    fn has_switched(&self, cx: &Context<'_>) -> Option<bool> {
+        if self.switched.load(Relaxed) {
+            return Some(true);
+        }
+        let answered = self.served.load(Relaxed) >= self.heads.load(Relaxed);
+        if answered && self.phase() != Phase::Busy {
+            return Some(false);
+        }
+        *self.waiting.lock().unwrap_or_else(PoisonError::into_inner) = Some(cx.waker().clone());
+        None
+    }
+
     fn set(&self, phase: Phase) {
         self.phase.store(phase as u8, Relaxed);
     }
@@ -103,6 +126,13 @@ pub struct Busy(Arc<Watch>);
 impl Drop for Busy {
     fn drop(&mut self) {
         self.0.set(Phase::Idle);
+        let waiting = self
+            .0
+            .waiting
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        waiting.into_iter().for_each(Waker::wake);
     }
 }
 
@@ -236,7 +266,25 @@ impl<I: AsyncRead + Unpin> Watched<I> {
                 Some(Fault::Refused(_)) => return Poll::Pending,
                 None => {}
             }
-            if this.held.is_empty() {
+            if this.framing.is_undecided() {
+                match this.watch.has_switched(cx) {
+                    Some(switched) => {
+                        this.framing.decide(switched);
+                        this.follow_held();
+                    }
+                    // Read all the same, to see a client that goes away; but hold no more than one that has not read
+                    // the answer can have to say.
+                    None if this.held.len() >= PIECE => return Poll::Pending,
+                    None => {
+                        let mut piece = buf.take(PIECE);
+                        ready!(Pin::new(&mut this.stream).poll_read(cx, &mut piece))?;
+                        if piece.filled().is_empty() {
+                            return Poll::Ready(Ok(()));
+                        }
+                        this.held.extend_from_slice(piece.filled());
+                    }
+                }
+            } else if this.held.is_empty() {
                 // Read in place: most heads come whole, and bodies have nothing to wait for.
                 let before = buf.filled().len();
                 ready!(Pin::new(&mut this.stream).poll_read(cx, buf))?;
@@ -308,5 +356,70 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Watched<I> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, duplex};
+
+    use super::*;
+
+    const SWITCH: &[u8] =
+        b"GET /x HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
+
+    /// A stream on which a request to switch, and something behind it, has come; and been read, and is being answered.
+    async fn asked(early: &[u8]) -> (Watched<tokio::io::DuplexStream>, Arc<Watch>, Busy) {
+        let (mut client, server) = duplex(64 * 1024);
+        client
+            .write_all(&[SWITCH, early].concat())
+            .await
+            .expect("room");
+        // Kept open: the end of the stream is the end of the client.
+        tokio::spawn(async move {
+            let _ = client.read(&mut [0]).await;
+        });
+        let watch = Watch::new();
+        let mut watched = Watched::new(server, watch.clone());
+        let mut head = vec![0; 1024];
+        let length = watched.read(&mut head).await.expect("a stream");
+        assert_eq!(&head[..length], SWITCH);
+        let (busy, verdict) = watch.begin();
+        assert_eq!(verdict, Ok(()));
+        let mut buf = [0; 64];
+        let mut buf = ReadBuf::new(&mut buf);
+        let mut cx = Context::from_waker(Waker::noop());
+        assert!(
+            Pin::new(&mut watched)
+                .poll_read(&mut cx, &mut buf)
+                .is_pending()
+        );
+        (watched, watch, busy)
+    }
+
+    #[tokio::test]
+    async fn what_comes_before_a_switch_is_answered_is_left_as_it_came() {
+        let (watched, watch, busy) = asked(b"\x81\0\n").await;
+        watch.switched();
+        drop(busy);
+        assert_eq!(&watched.into_parts(Bytes::new()).1[..], b"\x81\0\n");
+    }
+
+    #[tokio::test]
+    async fn what_comes_before_a_switch_is_refused_is_read_as_requests() {
+        let next = b"GET /y HTTP/1.1\r\nHost: a\r\n\r\n";
+        let (mut watched, watch, busy) = asked(next).await;
+        let mut bytes = vec![0; 1024];
+        let reading = watched.read(&mut bytes);
+        let answered = async { drop(busy) };
+        let (length, ()) = tokio::join!(reading, answered);
+        assert_eq!(&bytes[..length.expect("a stream")], next);
+        assert_eq!(watch.begin().1, Ok(()));
+
+        let (mut watched, watch, busy) = asked(b"\x81\0\n").await;
+        drop(busy);
+        let length = watched.read(&mut bytes).await.expect("a stream");
+        assert_eq!(&bytes[..length], b"GET * HTTP/1.1\r\n\r\n");
+        assert!(watch.begin().1.is_err());
     }
 }

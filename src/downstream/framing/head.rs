@@ -27,6 +27,8 @@ pub enum Body {
     Chunked,
     /// No body, and no HTTP either: what follows a CONNECT.
     Opaque,
+    /// None, and what follows is HTTP only if the answer is not that protocols are switched.
+    Undecided,
 }
 
 /// What is known of a head so far.
@@ -42,6 +44,9 @@ pub struct Head {
     hosts: usize,
     length: Option<u64>,
     chunked: bool,
+    /// `Connection: upgrade` and `Upgrade: websocket`, the one switch that is let through.
+    upgrade: bool,
+    websocket: bool,
 }
 
 /// What the request line says, as far as it matters here.
@@ -136,16 +141,18 @@ impl Head {
             10 if name.eq_ignore_ascii_case(b"connection") => {
                 // Whoever honours that removes the field and leaves the next server without it.
                 let essential = [&b"content-length"[..], b"transfer-encoding", b"host"];
-                let nominates = |o: &[u8]| {
-                    essential
-                        .iter()
-                        .any(|e| e.eq_ignore_ascii_case(o.trim_ascii()))
-                };
-                if value.split(|b| *b == b',').any(nominates) {
-                    return malformed(
-                        "Connection must not name Host, Content-Length or Transfer-Encoding",
-                    );
+                for option in value.split(|b| *b == b',').map(<[u8]>::trim_ascii) {
+                    if essential.iter().any(|e| e.eq_ignore_ascii_case(option)) {
+                        return malformed(
+                            "Connection must not name Host, Content-Length or Transfer-Encoding",
+                        );
+                    }
+                    self.upgrade |= option.eq_ignore_ascii_case(b"upgrade");
                 }
+            }
+            7 if name.eq_ignore_ascii_case(b"upgrade") => {
+                let mut protocols = value.split(|b| *b == b',').map(<[u8]>::trim_ascii);
+                self.websocket |= protocols.any(|p| p.eq_ignore_ascii_case(b"websocket"));
             }
             14 if name.eq_ignore_ascii_case(b"content-length") => {
                 if self.length.is_some() {
@@ -176,6 +183,11 @@ impl Head {
             (Some(_), true) => malformed("send Content-Length or Transfer-Encoding, not both"),
             (None, true) if asked.old => {
                 malformed("HTTP/1.0 has no Transfer-Encoding; send Content-Length")
+            }
+            (None | Some(0), false) if self.upgrade && self.websocket => Ok(Body::Undecided),
+            // RFC 6455 section 4.1: a GET. With a body it would be unclear where the other protocol begins.
+            _ if self.upgrade && self.websocket => {
+                malformed("a request for WebSocket must not have a body")
             }
             (None, true) => Ok(Body::Chunked),
             (None | Some(0), false) => Ok(Body::Absent),

@@ -363,6 +363,23 @@ fn a_request_is_refused_whole_as_long_as_its_head_has_not_passed() {
 }
 
 #[test]
+fn what_follows_a_request_for_websocket_waits_for_the_answer() {
+    let switch =
+        "GET /x HTTP/1.1\r\nHost: a\r\nConnection: x, Upgrade\r\nUpgrade: WebSocket\r\n\r\n";
+    let stream = switch.to_owned() + GET;
+    for switched in [true, false] {
+        let mut framing = Framing::default();
+        assert_eq!(framing.follow(stream.as_bytes()), (switch.len(), None));
+        assert!(framing.is_undecided());
+        framing.decide(switched);
+        assert_eq!(framing.follow(GET.as_bytes()), (GET.len(), None));
+        assert_eq!(framing.heads(), if switched { 1 } else { 2 });
+    }
+    let body = switch.replace("Host", "Content-Length: 5\r\nHost");
+    assert!(matches!(fault(body), Some(Error::Malformed(_))));
+}
+
+#[test]
 fn a_head_passes_whole_or_not_at_all() {
     let mut framing = Framing::default();
     for end in 1..GET.len() {
