@@ -2,6 +2,10 @@
 //!
 //! Beside it on the same connection stands a prepared `SELECT 1`, which is the least that any statement costs. The two
 //! take turns, so that a busy machine slows both alike. Figures are of one machine at one time: compare ratios.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a benchmark measures from outside"
+)]
 
 #![allow(
     clippy::disallowed_methods,
