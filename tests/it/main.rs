@@ -5,6 +5,7 @@ mod bed;
 mod bulk;
 mod ceiling;
 mod clients;
+mod conformance;
 mod destinations;
 mod drain;
 mod metrics;
