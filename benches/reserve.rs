@@ -7,11 +7,6 @@
     reason = "a benchmark measures from outside"
 )]
 
-#![allow(
-    clippy::disallowed_methods,
-    reason = "a benchmark times what it runs, and waits for it"
-)]
-
 use std::{
     path::Path,
     sync::{

@@ -118,11 +118,11 @@ where
             () = round.as_mut() => {
                 round.as_mut().reset(Instant::now() + HEAD_DEADLINE);
                 let now = watch.phase();
+                let patience = if now == Phase::Idle { IDLE_DEADLINE } else { Duration::ZERO };
                 if now != seen || now == Phase::Busy {
                     (seen, since) = (now, Instant::now());
-                }
-                let patience = if now == Phase::Idle { IDLE_DEADLINE } else { Duration::ZERO };
-                if now != Phase::Busy && since.elapsed() >= patience {
+                } else if since.elapsed() >= patience {
+                    // The same for a whole round, or for as long as an idle connection may last.
                     return None;
                 }
             }

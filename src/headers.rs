@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use http::{
-    HeaderMap, HeaderName, HeaderValue, Version,
+    HeaderMap, HeaderName, HeaderValue, StatusCode, Version,
     header::{
-        CONNECTION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE, VIA,
+        CONNECTION, CONTENT_LENGTH, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING,
+        UPGRADE, VIA,
     },
 };
 
@@ -31,11 +32,45 @@ const PRIORITY: HeaderName = HeaderName::from_static("priority");
 pub const PROXY_STATUS: HeaderName = HeaderName::from_static("proxy-status");
 
 /// Removes what must not go upstream. `Transfer-Encoding` stays: it is taken off and put on again by the codec, and
-/// tells it that a body follows.
+/// tells it that a body follows. Trailers are passed on, so a client's wish for them is said for this hop too (RFC 9110
+/// section 10.1.4): many origins send none to who does not say it.
 pub fn strip_request(headers: &mut HeaderMap) {
+    let trailers = headers
+        .get_all(TE)
+        .iter()
+        .filter_map(|v| v.to_str().ok())
+        .flat_map(|v| v.split(','))
+        .any(|coding| coding.trim().eq_ignore_ascii_case("trailers"));
     strip(headers, |name| {
         HOP_BY_HOP.contains(name) || name.as_str().starts_with(OURS)
     });
+    if trailers {
+        headers.insert(TE, HeaderValue::from_static("trailers"));
+        headers.insert(CONNECTION, HeaderValue::from_static("TE"));
+    }
+}
+
+/// Whether the framing of an answer leaves no doubt (RFC 9112 section 6): at most one length, in digits, and no coding
+/// but a single `chunked` in its place. The codec would pick one reading; the next recipient might pick another, and a
+/// coding that we take off without undoing it would turn the body into another.
+pub fn is_framed_well(status: StatusCode, headers: &HeaderMap) -> bool {
+    let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    match (
+        lengths.next(),
+        lengths.next(),
+        codings.next(),
+        codings.next(),
+    ) {
+        (None, _, None, _) => true,
+        (Some(length), None, None, _) => {
+            !length.is_empty() && length.as_bytes().iter().all(u8::is_ascii_digit)
+        }
+        (None, _, Some(coding), None) => {
+            status != StatusCode::NO_CONTENT && coding.as_bytes().eq_ignore_ascii_case(b"chunked")
+        }
+        _ => false,
+    }
 }
 
 /// Removes what must not go downstream. The codec frames the body anew for the client's version of HTTP.
@@ -207,9 +242,61 @@ mod tests {
                 "host",
                 "x-empty",
                 "transfer-encoding",
-                "x-last"
+                "x-last",
+                "te",
+                "connection"
             ]
         );
+        assert_eq!(
+            (&h["te"], &h["connection"]),
+            (
+                &"trailers".parse().expect("a value"),
+                &"TE".parse().expect("a value")
+            )
+        );
+        let mut without = map(&[("te", "gzip;q=0.5"), ("connection", "TE")]);
+        strip_request(&mut without);
+        assert!(without.is_empty(), "{without:?}");
+    }
+
+    #[test]
+    fn an_answer_is_framed_one_way_or_not_believed() {
+        for (status, fields, well) in [
+            (200, &[][..], true),
+            (200, &[("content-length", "5")], true),
+            (200, &[("transfer-encoding", "Chunked")], true),
+            (304, &[("transfer-encoding", "chunked")], true),
+            (204, &[("transfer-encoding", "chunked")], false),
+            (200, &[("content-length", "+5")], false),
+            (200, &[("content-length", "")], false),
+            (200, &[("content-length", "5, 5")], false),
+            (
+                200,
+                &[("content-length", "5"), ("content-length", "5")],
+                false,
+            ),
+            (
+                200,
+                &[("content-length", "5"), ("transfer-encoding", "chunked")],
+                false,
+            ),
+            (200, &[("transfer-encoding", "gzip, chunked")], false),
+            (
+                200,
+                &[
+                    ("transfer-encoding", "gzip"),
+                    ("transfer-encoding", "chunked"),
+                ],
+                false,
+            ),
+        ] {
+            let status = StatusCode::from_u16(status).expect("a status");
+            assert_eq!(
+                is_framed_well(status, &map(fields)),
+                well,
+                "{status} {fields:?}"
+            );
+        }
     }
 
     #[test]

@@ -82,6 +82,9 @@ async fn check(mut report: cli::check::CheckReport) -> ExitCode {
                 Err(e) => report.add_fault(format!("ca: {e}")),
             }
         }
+        for line in app::without_effect(&config) {
+            report.add_note(format!("warning: {line}"));
+        }
         if let Some(store) = &config.store {
             match postgres::try_once(store).await {
                 Ok(found) => report.add_note(format!("store: {found}")),

@@ -243,14 +243,14 @@ impl<I: AsyncRead + Unpin> AsyncRead for Watched<I> {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        let polled = self.read(cx, buf);
+        let polled = self.read_on(cx, buf);
         self.watch.reading.store(polled.is_pending(), Relaxed);
         polled
     }
 }
 
 impl<I: AsyncRead + Unpin> Watched<I> {
-    fn read(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+    fn read_on(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self;
         loop {
             if this.passing > 0 {

@@ -125,7 +125,7 @@ async fn paced(
                 .await;
             }
             Ok((response, ready)) => {
-                return Ok(answer(proxy, response, ready, Some(departure), record));
+                return answer(proxy, response, ready, Some(departure), record);
             }
             Err(Unanswered::Failed(e)) => return Err(e),
             Err(Unanswered::Unsent(back)) => {
@@ -236,7 +236,7 @@ async fn unpaced(
             Ok((response, ready)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 return switch(downstream, switches, response, ready, None, record).await;
             }
-            Ok((response, ready)) => return Ok(answer(proxy, response, ready, None, record)),
+            Ok((response, ready)) => return answer(proxy, response, ready, None, record),
             Err(Unanswered::Failed(e)) => return Err(e),
             Err(Unanswered::Unsent(back)) => request = *back,
         }
@@ -300,7 +300,10 @@ fn answer(
     ready: Ready,
     departure: Option<Departure>,
     record: &mut Record,
-) -> Response<Answer> {
+) -> Result<Response<Answer>, Error> {
+    if !headers::is_framed_well(response.status(), response.headers()) {
+        return Err(Error::BadResponse);
+    }
     record.answered(response.status());
     let (mut head, body) = response.into_parts();
     headers::strip_response(&mut head.headers);
@@ -308,8 +311,8 @@ fn answer(
         headers::add_via(&mut head.headers, head.version);
     }
     head.version = http::Version::HTTP_11;
-    Response::from_parts(
+    Ok(Response::from_parts(
         head,
         Answer::origin(AnswerBody::new(body, ready), departure),
-    )
+    ))
 }

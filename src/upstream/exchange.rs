@@ -8,7 +8,7 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker, ready},
 };
@@ -68,6 +68,9 @@ impl Body for Outgoing {
         self.incoming.size_hint()
     }
 }
+
+/// Interim answers (1xx) that an origin may send before its answer; each is read and left out, which must have an end.
+const INTERIM_LIMIT: usize = 16;
 
 type Wire = Connection<TokioIo<Stream>, Outgoing>;
 
@@ -155,14 +158,26 @@ impl Ready {
     /// Nothing of the request was written, and it comes back; or it may have been, and the connection is gone.
     pub async fn send(
         mut self,
-        request: Request<Outgoing>,
+        mut request: Request<Outgoing>,
     ) -> Result<(Response<Incoming>, Ready), Unanswered> {
+        let interim = Arc::new(AtomicUsize::new(0));
+        let seen = interim.clone();
+        hyper::ext::on_informational(&mut request, move |_| {
+            seen.fetch_add(1, Relaxed);
+        });
         let mut answer = std::pin::pin!(self.sender.try_send_request(request));
         let outcome = std::future::poll_fn(|cx| {
             let _ = self.poll_end(cx);
-            answer.as_mut().poll(cx)
+            let polled = answer.as_mut().poll(cx).map(Some);
+            match interim.load(Relaxed) {
+                ..=INTERIM_LIMIT => polled,
+                _ => Poll::Ready(None),
+            }
         })
         .await;
+        let Some(outcome) = outcome else {
+            return Err(Unanswered::Failed(Error::BadResponse));
+        };
         match outcome {
             Ok(response) => Ok((response, self)),
             Err(mut e) => Err(match e.take_message() {

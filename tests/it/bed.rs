@@ -19,6 +19,7 @@ pub mod postgres;
 pub mod process;
 pub mod recipe;
 pub mod replica;
+pub mod scripted;
 pub mod sql;
 pub mod timeline;
 pub mod worker;

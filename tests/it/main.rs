@@ -9,6 +9,7 @@ mod bed;
 mod bulk;
 mod ceiling;
 mod clients;
+mod conformance;
 mod cursor_sql;
 mod destinations;
 mod drain;

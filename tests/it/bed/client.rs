@@ -5,7 +5,7 @@ use std::{
     io::{self, BufReader, Read, Write},
     net::{SocketAddr, TcpStream},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rustls::{ClientConfig, ClientConnection, StreamOwned, pki_types::ServerName};
@@ -153,6 +153,42 @@ impl Session {
         let mut body = Vec::new();
         read_body(&head, &mut self.wire, |piece| body.extend_from_slice(piece))?;
         Ok(Answer { head, body })
+    }
+
+    /// Reads one head and leaves its body unread.
+    ///
+    /// # Errors
+    /// When the peer closes before its end.
+    pub fn head(&mut self) -> io::Result<Head> {
+        Head::read(&mut self.wire)
+    }
+
+    /// Reads so many bytes, or as many as come until the peer closes or `patience` is over.
+    pub fn hear(&mut self, count: usize, patience: Duration) -> Vec<u8> {
+        let (mut heard, give_up) = (Vec::new(), Instant::now() + patience);
+        while heard.len() < count {
+            let left = give_up.saturating_duration_since(Instant::now());
+            self.socket()
+                .set_read_timeout(Some(left.max(Duration::from_millis(1))))
+                .expect("a time-out that is not zero");
+            let mut piece = vec![0; count - heard.len()];
+            match self.wire.read(&mut piece) {
+                Ok(n @ 1..) => heard.extend_from_slice(&piece[..n]),
+                _ => break,
+            }
+        }
+        self.socket()
+            .set_read_timeout(Some(PATIENCE))
+            .expect("a time-out that is not zero");
+        heard
+    }
+
+    /// The socket, for what only a socket can do: half-close, reset, a slow reader's small buffer.
+    pub fn socket(&self) -> &TcpStream {
+        match self.wire.get_ref() {
+            Wire::Plain(tcp) => tcp,
+            Wire::Tls(tls) => &tls.sock,
+        }
     }
 
     /// One GET with extra fields, each written as `Name: value`.

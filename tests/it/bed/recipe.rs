@@ -10,7 +10,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use super::origin::Origin;
+use super::{origin::Origin, scripted::Scripted};
 
 /// A folder for one test: configurations, logs, and the CA that its replicas share.
 pub struct Site {
@@ -119,6 +119,14 @@ impl Recipe {
         for name in origin.names() {
             self = self.resolve(&format!("{name}:{port}"), address);
         }
+        self.roots += origin.root().unwrap_or_default();
+        self
+    }
+
+    /// Sends what is meant for a scripted origin's name to it, and trusts its root.
+    pub fn scripted(mut self, origin: &Scripted) -> Recipe {
+        let port = if origin.root().is_some() { 443 } else { 80 };
+        self = self.resolve(&format!("{}:{port}", origin.name()), origin.address());
         self.roots += origin.root().unwrap_or_default();
         self
     }
