@@ -147,6 +147,54 @@ impl Postgres {
         self.end(Signal::INT);
     }
 
+    /// Ends the server as a crash of its machine would: nothing is flushed, no connection is told.
+    pub fn stop_hard(&mut self) {
+        self.end(Signal::QUIT);
+    }
+
+    /// Stops all its processes where they are, until [`Postgres::thaw`]. Its connections stay open.
+    pub fn freeze(&mut self) {
+        if let Some(server) = &mut self.server {
+            server.signal_family(Signal::STOP);
+        }
+    }
+
+    /// Lets a frozen server go on.
+    pub fn thaw(&mut self) {
+        if let Some(server) = &mut self.server {
+            server.signal_family(Signal::CONT);
+        }
+    }
+
+    /// A running standby that follows this server by streaming replication.
+    pub fn standby(&self) -> Postgres {
+        let dir = tempfile::Builder::new()
+            .prefix("paceline-pg-")
+            .tempdir()
+            .expect("a temporary folder");
+        if let Some(user) = &self.user {
+            user.own(dir.path());
+        }
+        let mut standby = Postgres {
+            server: None,
+            address: free_address(),
+            user: self.user,
+            dir,
+        };
+        let mut copy = standby.command("pg_basebackup");
+        copy.args(["--write-recovery-conf", "--checkpoint=fast", "--no-sync"])
+            .args(["-d", &self.url(), "-D"])
+            .arg(standby.data());
+        let made = copy.output().expect("pg_basebackup can be run");
+        assert!(
+            made.status.success(),
+            "pg_basebackup: {}",
+            String::from_utf8_lossy(&made.stderr)
+        );
+        standby.resume();
+        standby
+    }
+
     fn end(&mut self, signal: Signal) {
         if let Some(mut server) = self.server.take() {
             server.signal(signal);
@@ -188,6 +236,7 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
+        self.thaw();
         // SIGQUIT is immediate shutdown; SIGKILL alone would leave the server's own children behind.
         self.end(Signal::QUIT);
     }
