@@ -8,6 +8,7 @@ mod clients;
 mod destinations;
 mod drain;
 mod metrics;
+mod outage;
 mod queue;
 mod ready;
 mod refusals;

@@ -30,10 +30,30 @@ pub struct Postgres {
     server: Option<Process>,
     address: SocketAddr,
     user: Option<Unprivileged>,
+    /// Whether its clock can be set; see [`Postgres::set_clock`].
+    clock: bool,
     dir: TempDir,
 }
 
 impl Postgres {
+    /// A running cluster whose clock can be set.
+    pub fn start_with_clock() -> Postgres {
+        let mut cluster = Postgres::init();
+        cluster.clock = true;
+        cluster.set_clock(0);
+        cluster.resume();
+        cluster
+    }
+
+    /// Sets the server's clock so many seconds ahead of the machine's, from one statement to the next.
+    pub fn set_clock(&mut self, ahead: i64) {
+        let path = self.dir.path().join("clock");
+        let new = self.dir.path().join("clock.new");
+        fs::write(&new, format!("{ahead:+}\n")).expect("our own folder");
+        // Never half written: the server reads it at each look at its clock.
+        fs::rename(new, path).expect("our own folder");
+    }
+
     /// A running cluster.
     pub fn start() -> Postgres {
         let mut cluster = Postgres::init();
@@ -67,6 +87,7 @@ impl Postgres {
             server: None,
             address: free_address(),
             user,
+            clock: false,
             dir,
         };
         let mut initdb = cluster.command("initdb");
@@ -120,6 +141,14 @@ impl Postgres {
                 .arg("-k")
                 .arg(self.dir.path());
             command.args(["-p", &self.address.port().to_string()]);
+            if self.clock {
+                command
+                    .env("LD_PRELOAD", faketime())
+                    .env("FAKETIME_TIMESTAMP_FILE", self.dir.path().join("clock"))
+                    .env("FAKETIME_NO_CACHE", "1")
+                    // Time-outs go on by the real clock.
+                    .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+            }
             let mut server =
                 Process::start("postgres", self.dir.path(), command).expect("postgres can be run");
             let answers = await_until("postgres answers or ends", PATIENCE, || {
@@ -179,6 +208,7 @@ impl Postgres {
             server: None,
             address: free_address(),
             user: self.user,
+            clock: false,
             dir,
         };
         let mut copy = standby.command("pg_basebackup");
@@ -264,6 +294,16 @@ fn programs() -> PathBuf {
         .max_by_key(|path| version(path))
         .expect("a Postgres server: install postgresql, as tests/run does")
         .join("bin")
+}
+
+/// The library that shows a process another time.
+fn faketime() -> PathBuf {
+    let folders = fs::read_dir("/usr/lib").expect("/usr/lib");
+    let library = folders
+        .flatten()
+        .map(|folder| folder.path().join("faketime/libfaketime.so.1"))
+        .find(|path| path.exists());
+    library.expect("libfaketime: install it, as tests/run does")
 }
 
 #[cfg(test)]
