@@ -123,6 +123,7 @@ impl App {
             proxy: proxy.clone(),
             store,
             draining: drain.flag(),
+            token: config.admin.token,
         });
         Ok(App {
             proxy_address,

@@ -41,6 +41,7 @@ fn main() -> ExitCode {
         )),
         cli::Command::Ca(cli::CaCommand::Show) => print(cli::ca::show(&config.ca.dir)),
         cli::Command::Ca(cli::CaCommand::Bundle) => print(cli::ca::bundle(&config.ca.dir)),
+        cli::Command::Forget { replica, admin } => forget(&config, admin.as_deref(), &replica),
         cli::Command::Check => Ok(()),
     };
     match done {
@@ -68,6 +69,12 @@ async fn run(config: Config) -> anyhow::Result<()> {
     tracing::info!("admin listening on {}", app.admin_address);
     print(app.exports())?;
     app.run().await
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn forget(config: &Config, admin: Option<&str>, replica: &str) -> anyhow::Result<()> {
+    let listener = cli::admin::AdminListener::new(admin, &config.admin)?;
+    print(listener.forget(replica).await)
 }
 
 #[tokio::main(flavor = "current_thread")]

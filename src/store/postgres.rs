@@ -74,7 +74,7 @@ impl Postgres {
         let address = Address::parse(config.url.reveal())?;
         let (publish, sessions) = watch::channel(None);
         let (lost, losses) = mpsc::channel(16);
-        let membership = Arc::new(Membership::new(config, ceilings));
+        let membership = Arc::new(Membership::new(config, ceilings, LocalTime::now()));
         let clock = Arc::new(Mutex::new(ClockBounds::default()));
         let store = Arc::new(Postgres {
             key_prefix: config.key_prefix.clone(),
@@ -117,7 +117,7 @@ impl Postgres {
             while self.membership.is_degraded()
                 || self.membership.blocker() == Some(crate::membership::NO_LEASE_YET)
             {
-                // The heartbeat publishes the sessions anew when it has brought a lease.
+                // The keeper publishes the sessions anew when a heartbeat has brought a place.
                 if sessions.changed().await.is_err() {
                     return false;
                 }

@@ -15,6 +15,7 @@ mod destinations;
 mod drain;
 mod framing;
 mod metrics;
+mod outage;
 mod queue;
 mod ready;
 mod refusals;
