@@ -1,4 +1,4 @@
-//! How late requests go out after their slots: `cargo bench --bench dispatch`, about 45 seconds, no network.
+//! How late requests go out after their slots: `cargo bench --bench dispatch`, about a minute, no network.
 //!
 //! Three lines for each case, from the ground up: a thread that sleeps in the kernel (what the machine can do), a task
 //! that sleeps by the alarm, and requests that wait in a lane over the embedded store. What lies between two lines is
@@ -33,7 +33,7 @@ use rustix::time::{
     timerfd_settime,
 };
 
-const CASE: Duration = Duration::from_secs(4);
+const CASE: Duration = Duration::from_secs(3);
 const BUSY_THREADS: usize = 2;
 /// Callers in a lane: enough that somebody always waits.
 const CALLERS: u64 = 4;
