@@ -1,6 +1,14 @@
 //! A TCP relay that can go bad, to be put before Postgres or the origin in place of a mock of either.
 
-use std::{io, net::SocketAddr, time::Duration};
+use std::{
+    io,
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -37,6 +45,7 @@ pub enum Fault {
 pub struct Link {
     address: SocketAddr,
     fault: watch::Sender<Fault>,
+    connections: Arc<AtomicUsize>,
     accepting: JoinHandle<()>,
 }
 
@@ -48,10 +57,12 @@ impl Link {
             .expect("a port for the link");
         let address = listener.local_addr().expect("the bound address");
         let (fault, watched) = watch::channel(Fault::Pass);
-        let accepting = runtime().spawn(accept(listener, target, watched));
+        let connections = Arc::<AtomicUsize>::default();
+        let accepting = runtime().spawn(accept(listener, target, watched, connections.clone()));
         Link {
             address,
             fault,
+            connections,
             accepting,
         }
     }
@@ -59,6 +70,11 @@ impl Link {
     /// Where it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Connections accepted so far.
+    pub fn connections(&self) -> usize {
+        self.connections.load(Ordering::Relaxed)
     }
 
     /// Changes what the link does.
@@ -73,9 +89,15 @@ impl Drop for Link {
     }
 }
 
-async fn accept(listener: TcpListener, target: SocketAddr, fault: watch::Receiver<Fault>) {
+async fn accept(
+    listener: TcpListener,
+    target: SocketAddr,
+    fault: watch::Receiver<Fault>,
+    connections: Arc<AtomicUsize>,
+) {
     let mut relays = JoinSet::new();
     while let Ok((client, _)) = listener.accept().await {
+        connections.fetch_add(1, Ordering::Relaxed);
         let now = *fault.borrow();
         match now {
             Fault::Refuse => drop(client),
