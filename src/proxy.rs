@@ -21,6 +21,7 @@ use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version,
     header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, PROXY_AUTHENTICATE, RETRY_AFTER},
 };
+use http_body::Body as _;
 use hyper::{body::Incoming, ext::ReasonPhrase};
 
 use crate::{
@@ -123,6 +124,7 @@ impl Downstream {
             request.method().clone(),
         );
         let is_connect = request.method() == Method::CONNECT;
+        let version = request.version();
         let outcome = match verdict {
             Ok(()) => self.carry(request, &mut record).await,
             Err(e) => Err(e),
@@ -138,6 +140,13 @@ impl Downstream {
                 response
             }
             Ok(mut response) => {
+                // An HTTP/1.0 client takes a body of unknown length to end with the connection (RFC 9112 section 6.3);
+                // left alone the codec tells it that the connection is kept.
+                if version == Version::HTTP_10 && response.body().size_hint().exact().is_none() {
+                    response
+                        .headers_mut()
+                        .insert(CONNECTION, HeaderValue::from_static("close"));
+                }
                 response.body_mut().record(record);
                 response
             }

@@ -91,6 +91,7 @@ pub struct Book {
     manner: Mutex<Manner>,
     connections: AtomicUsize,
     uploaded: AtomicU64,
+    sent: AtomicU64,
 }
 
 /// A running origin; dropped, it is closed with all its connections.
@@ -126,6 +127,7 @@ impl Origin {
             manner: Mutex::new(Manner::Serve),
             connections: AtomicUsize::new(0),
             uploaded: AtomicU64::new(0),
+            sent: AtomicU64::new(0),
         });
         let accepting = runtime().spawn(accept(listener, tls.map(TlsAcceptor::from), book.clone()));
         Origin {
@@ -174,6 +176,11 @@ impl Origin {
     /// Body bytes received so far, of all uploads.
     pub fn uploaded(&self) -> u64 {
         self.book.uploaded.load(Ordering::Relaxed)
+    }
+
+    /// Body bytes of answers that the sockets have taken so far, but for what one write may hold.
+    pub fn sent(&self) -> u64 {
+        self.book.sent.load(Ordering::Relaxed)
     }
 
     /// The requests whose id begins with `prefix`, on the time since the origin's start.
@@ -339,6 +346,7 @@ async fn answer(
         Pieces {
             left: Box::new(pattern(length)),
             announced,
+            book: book.clone(),
         }
     } else {
         let (bytes, digest) = swallow(request.into_body(), &book).await?;
@@ -346,6 +354,7 @@ async fn answer(
         Pieces {
             announced: Some(summary.len() as u64),
             left: Box::new(std::iter::once(summary)),
+            book: book.clone(),
         }
     };
     Ok(response
@@ -358,6 +367,7 @@ struct Pieces {
     left: Box<dyn Iterator<Item = Bytes> + Send>,
     /// The whole length, when it is to be announced; else the body goes out chunked.
     announced: Option<u64>,
+    book: Arc<Book>,
 }
 
 impl Body for Pieces {
@@ -368,7 +378,10 @@ impl Body for Pieces {
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        Poll::Ready(self.left.next().map(|piece| Ok(Frame::data(piece))))
+        let piece = self.left.next();
+        let length = piece.as_ref().map_or(0, Bytes::len) as u64;
+        self.book.sent.fetch_add(length, Ordering::Relaxed);
+        Poll::Ready(piece.map(|piece| Ok(Frame::data(piece))))
     }
 
     fn size_hint(&self) -> SizeHint {

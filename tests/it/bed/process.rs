@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use super::await_until::await_until;
 
@@ -87,6 +87,13 @@ impl Process {
                 let _ = kill_process(child, signal);
             }
         }
+    }
+
+    /// Kills the group that it leads, as a supervisor kills a worker with all that it has started. Only for a command
+    /// that was given a group of its own.
+    pub fn kill_group(&mut self) {
+        // Already gone is fine here too.
+        let _ = kill_process_group(pid(&self.child), Signal::KILL);
     }
 
     /// Its end, if it has ended.

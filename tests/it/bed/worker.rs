@@ -67,26 +67,37 @@ pub fn bare(program: &str) -> Command {
     command
 }
 
-/// The folder with the Node packages that `tests/run` installs: `$PACELINE_TEST_NODE`, or `test-env/node` in the
-/// target folder that the test binary lies in.
-pub fn node_folder() -> PathBuf {
+/// What `tests/run` has put in `test-env/NAME` of the target folder: where the variable says, or by where the test
+/// binary lies.
+fn test_env(variable: &str, name: &str) -> PathBuf {
     let beside_binary = || {
-        Some(
-            std::env::current_exe()
-                .ok()?
-                .ancestors()
-                .nth(3)?
-                .join("test-env/node"),
-        )
+        let binary = std::env::current_exe().ok()?;
+        Some(binary.ancestors().nth(3)?.join("test-env").join(name))
     };
-    let folder = std::env::var_os("PACELINE_TEST_NODE")
+    std::env::var_os(variable)
         .map(PathBuf::from)
-        .or_else(beside_binary);
-    let folder = folder.expect("the test binary has a path");
+        .or_else(beside_binary)
+        .expect("the test binary has a path")
+}
+
+/// The folder with the Node packages that `tests/run` installs.
+pub fn node_folder() -> PathBuf {
+    let folder = test_env("PACELINE_TEST_NODE", "node");
     assert!(
-        folder.join("node_modules/undici").exists(),
-        "no undici in {}: run tests/run",
+        folder.join("node_modules/undici").exists() && folder.join("node_modules/axios").exists(),
+        "no undici or axios in {}: run tests/run",
         folder.display()
     );
     folder
+}
+
+/// The interpreter of the Python environment that `tests/run` makes, with urllib3 2 in it.
+pub fn python_environment() -> String {
+    let interpreter = test_env("PACELINE_TEST_PYTHON", "python").join("bin/python");
+    assert!(
+        interpreter.exists(),
+        "no {}: run tests/run",
+        interpreter.display()
+    );
+    interpreter.to_string_lossy().into_owned()
 }
