@@ -133,17 +133,19 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// A row read for the first time, or changed since: read at `received`, when the store's clock showed `now`.
+    /// A row read for the first time, or changed since the rows were `last` read: read at `received`, when the store's
+    /// clock showed `now`.
     ///
     /// From here on its age is counted on our own clock, so that a step of the store's clock makes nobody silent and
-    /// lets no lease lapse.
-    pub fn new(text: String, received: LocalTime, now: StoreTime) -> Self {
+    /// lets no lease lapse; nor does a standby that takes over with an older row and another clock.
+    pub fn new(text: String, received: LocalTime, now: StoreTime, last: Option<LocalTime>) -> Self {
         let lease = Lease::parse(&text);
         let age = lease.as_ref().map_or(0, |l| now.since(l.at).max(0));
+        let written = received.plus(-age);
         Seen {
             text,
             lease,
-            written: received.plus(-age),
+            written: last.map_or(written, |last| written.max(last)),
         }
     }
 
@@ -232,7 +234,7 @@ mod tests {
     fn seen(now: i64, rows: &[(u32, String)]) -> BTreeMap<u32, Seen> {
         let at = (LocalTime(now * SECOND), StoreTime(now * SECOND));
         rows.iter()
-            .map(|(n, text)| (*n, Seen::new(text.clone(), at.0, at.1)))
+            .map(|(n, text)| (*n, Seen::new(text.clone(), at.0, at.1, None)))
             .collect()
     }
 
@@ -270,6 +272,14 @@ mod tests {
         let at = |s: i64| LocalTime(s * SECOND);
         assert!(!ahead.is_silent(at(1_002), TTL) && !ahead.has_lapsed(at(1_002), TTL));
         assert!(ahead.is_silent(at(1_004), TTL) && ahead.has_lapsed(at(1_300), TTL));
+    }
+
+    #[test]
+    fn a_row_that_changed_was_written_since_whatever_the_clock_says() {
+        let at = |s: i64| LocalTime(s * SECOND);
+        let store = StoreTime(4_600 * SECOND);
+        let row = Seen::new(row(999, "a"), at(1_002), store, Some(at(1_000)));
+        assert_eq!(row.age(at(1_002)), 2 * SECOND);
     }
 
     proptest! {
