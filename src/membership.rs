@@ -498,6 +498,9 @@ impl Membership {
                 m.replica, m.number, m.silent_for
             ),
         };
+        if members.is_empty() {
+            return "none yet".to_owned();
+        }
         members.iter().map(say).collect::<Vec<_>>().join(", ")
     }
 

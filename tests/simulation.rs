@@ -270,7 +270,6 @@ fn planted_flaws_of_the_time_without_the_store_are_found() {
         (Flaw::FailClosed, "pause: "),
         (Flaw::LateHeartbeats, "ceiling: "),
         (Flaw::VanishedIsFreed, "ceiling: "),
-        (Flaw::ShareKept, "ceiling: "),
     ] {
         let found = (1..3_000).find_map(|seed| {
             let plan = OutagePlan::drawn(seed, &mut Random::new(seed));

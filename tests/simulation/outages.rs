@@ -61,8 +61,6 @@ pub enum Flaw {
     LateHeartbeats,
     /// A row that is gone counts as given back.
     VanishedIsFreed,
-    /// What was held of the share is used after the return.
-    ShareKept,
 }
 
 /// One replica.
@@ -373,9 +371,6 @@ impl Outages {
         let terms = self.terms(t, replica);
         let m = &mut self.members[replica];
         let now = m.now(t);
-        if self.flaw == Flaw::ShareKept && matches!(terms, Terms::Shared { .. }) {
-            m.course = Course::default();
-        }
         m.course.look(terms, &mut m.pacer);
         while m.busy && m.pacer.waiting() < WAITING {
             let arrival = Arrival {
