@@ -287,7 +287,7 @@ impl Membership {
     ) {
         let mut state = self.lock();
         let was = (state.number, state.all_held);
-        let first = state.read.is_none();
+        let last = state.read.map(|(_, at)| at);
         state.read = Some((now, received));
         let prefix = self.lease_prefix();
         let mut present = BTreeSet::new();
@@ -297,7 +297,7 @@ impl Membership {
             };
             present.insert(number);
             if state.rows.get(&number).is_none_or(|r| r.text != text) {
-                let seen = Seen::new(text, received, now);
+                let seen = Seen::new(text, received, now, last);
                 state.rows.insert(number, seen);
             }
         }
@@ -325,7 +325,7 @@ impl Membership {
         let second = now.0.div_euclid(SECOND);
         for lease in rows.values().filter_map(|r| r.lease.as_ref()) {
             let is_self = lease.incarnation == self.incarnation;
-            cluster.hear(lease, second, first && !is_self);
+            cluster.hear(lease, second, last.is_none() && !is_self);
         }
         cluster.forget_others(|i| {
             rows.values()
@@ -498,6 +498,9 @@ impl Membership {
                 m.replica, m.number, m.silent_for
             ),
         };
+        if members.is_empty() {
+            return "none yet".to_owned();
+        }
         members.iter().map(say).collect::<Vec<_>>().join(", ")
     }
 

@@ -133,17 +133,24 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// A row read for the first time, or changed since: read at `received`, when the store's clock showed `now`.
+    /// A row read for the first time, or changed since the rows were `last` read: read at `received`, when the store's
+    /// clock showed `now`.
     ///
     /// From here on its age is counted on our own clock, so that a step of the store's clock makes nobody silent and
-    /// lets no lease lapse.
-    pub fn new(text: String, received: LocalTime, now: StoreTime) -> Self {
+    /// lets no lease lapse; nor does a standby that takes over with an older row and another clock. Where the instant in
+    /// the row cannot be believed, the earliest one that can is taken: to leave room for one that lives costs little.
+    pub fn new(text: String, received: LocalTime, now: StoreTime, last: Option<LocalTime>) -> Self {
         let lease = Lease::parse(&text);
-        let age = lease.as_ref().map_or(0, |l| now.since(l.at).max(0));
+        let age = lease.as_ref().map_or(0, |l| now.since(l.at));
+        let earliest = last.unwrap_or(received.plus(-SILENT_AFTER - 1));
+        let written = match received.plus(-age) {
+            written if age < 0 || last.is_some_and(|l| written < l) => earliest,
+            written => written,
+        };
         Seen {
             text,
             lease,
-            written: received.plus(-age),
+            written,
         }
     }
 
@@ -232,7 +239,7 @@ mod tests {
     fn seen(now: i64, rows: &[(u32, String)]) -> BTreeMap<u32, Seen> {
         let at = (LocalTime(now * SECOND), StoreTime(now * SECOND));
         rows.iter()
-            .map(|(n, text)| (*n, Seen::new(text.clone(), at.0, at.1)))
+            .map(|(n, text)| (*n, Seen::new(text.clone(), at.0, at.1, None)))
             .collect()
     }
 
@@ -265,11 +272,21 @@ mod tests {
     }
 
     #[test]
-    fn a_lease_from_the_future_lives_until_it_proves_silent() {
+    fn a_lease_from_the_future_is_silent_until_it_changes_and_lapses_like_any_other() {
         let ahead = &seen(1_000, &[(0, row(4_600, "a"))])[&0];
         let at = |s: i64| LocalTime(s * SECOND);
-        assert!(!ahead.is_silent(at(1_002), TTL) && !ahead.has_lapsed(at(1_002), TTL));
-        assert!(ahead.is_silent(at(1_004), TTL) && ahead.has_lapsed(at(1_300), TTL));
+        assert!(ahead.is_silent(at(1_000), TTL) && !ahead.has_lapsed(at(1_290), TTL));
+        assert!(ahead.has_lapsed(at(1_300), TTL));
+    }
+
+    #[test]
+    fn a_row_that_changed_was_written_since_whatever_the_clock_says() {
+        let at = |s: i64| LocalTime(s * SECOND);
+        let store = StoreTime(4_600 * SECOND);
+        for heard_at in [999, 9_999] {
+            let row = Seen::new(row(heard_at, "a"), at(1_002), store, Some(at(1_000)));
+            assert_eq!(row.age(at(1_002)), 2 * SECOND);
+        }
     }
 
     proptest! {

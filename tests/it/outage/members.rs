@@ -55,6 +55,7 @@ fn a_dead_replica_is_forgotten_on_demand_and_only_then_makes_room() {
         let admin = format!("http://{}", at.admin_address());
         run_paceline(fleet.site.path(), &["forget", name, "--admin", &admin])
     };
+    await_metric(&replicas[0], "paceline_replicas", &["state=\"live\""], 3.0);
     let lives = forget(&replicas[0], "r2");
     assert_eq!(lives.status.code(), Some(1));
     assert!(lives.stderr.contains("r2 lives"), "{}", lives.stderr);
