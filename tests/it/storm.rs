@@ -121,7 +121,7 @@ impl Client<'_> {
             .field("connection")
             .is_some_and(|value| value.eq_ignore_ascii_case("close"));
         match answer.status() {
-            502 | 503 | 504 => {
+            502..=504 => {
                 self.tally.refused.fetch_add(1, Ordering::Relaxed);
                 if answer.field("proxy-status").is_none() {
                     return Err(format!("{id}: {:?}", answer.head));

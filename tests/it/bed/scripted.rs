@@ -354,11 +354,8 @@ async fn await_bytes(
 
 async fn listen<S: AsyncRead>(mut from: ReadHalf<S>, tell: watch::Sender<Heard>) {
     let mut piece = [0; 16 * 1024];
-    loop {
-        match from.read(&mut piece).await {
-            Ok(n @ 1..) => tell.send_modify(|heard| heard.bytes.extend_from_slice(&piece[..n])),
-            _ => break,
-        }
+    while let Ok(n @ 1..) = from.read(&mut piece).await {
+        tell.send_modify(|heard| heard.bytes.extend_from_slice(&piece[..n]));
     }
     tell.send_modify(|heard| heard.ended = Some(Instant::now()));
 }
