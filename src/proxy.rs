@@ -140,9 +140,10 @@ impl Downstream {
                 response
             }
             Ok(mut response) => {
-                // An HTTP/1.0 client takes a body of unknown length to end with the connection (RFC 9112 section 6.3);
-                // left alone the codec tells it that the connection is kept.
+                // An HTTP/1.0 client takes a body of unknown length to end with the connection (RFC 9112 section 6.3).
+                // Only by an answer of that version is the codec kept from telling it that the connection is kept.
                 if version == Version::HTTP_10 && response.body().size_hint().exact().is_none() {
+                    *response.version_mut() = Version::HTTP_10;
                     response
                         .headers_mut()
                         .insert(CONNECTION, HeaderValue::from_static("close"));

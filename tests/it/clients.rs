@@ -49,9 +49,10 @@ macro_rules! held_to_all_claims {
         }
     )*};
 }
-
 mod claims;
 mod curl;
+#[cfg(feature = "extended")]
+mod extended;
 mod git;
 mod node;
 mod python;

@@ -7,7 +7,7 @@ import { createRequire } from "node:module";
 const [packages, verb, ...rest] = process.argv.slice(2);
 export const require = createRequire(`${packages}/`);
 
-const pattern = (length) => Buffer.from({ length }, (_, n) => n % 251);
+const pattern = (length) => Uint8Array.from({ length }, (_, n) => n % 251);
 
 function say({ status, retryAfter, body }) {
   console.log(status, retryAfter ?? "-", createHash("sha256").update(body).digest("hex"));

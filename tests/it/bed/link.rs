@@ -122,8 +122,9 @@ async fn relay(
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = server.into_split();
     let (requests, replies) = (fault.clone(), fault.clone());
+    // A reset by one side ends the connection to the other too, as it would without a link between them.
     let both = async {
-        tokio::join!(
+        tokio::try_join!(
             pump(
                 &mut from_client,
                 &mut to_server,
@@ -185,11 +186,13 @@ async fn pump(
                 .await
                 .is_ok_and(|fault| *fault == Fault::LoseReplies);
             lost |= direction == Direction::Reply && losing;
-            if !lost {
-                to.write_all(&piece).await?;
+            // Who no longer listens may still have spoken: that goes its way, and only a reset that is read ends both.
+            if !lost && to.write_all(&piece).await.is_err() {
+                return Ok(());
             }
         }
-        to.shutdown().await
+        let _ = to.shutdown().await;
+        Ok(())
     };
     tokio::try_join!(read, write).map(|_| ())
 }

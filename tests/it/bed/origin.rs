@@ -2,10 +2,10 @@
 //! way. It knows nothing of proxies: what it records is what reached it.
 //!
 //! `/b/N` answers N bytes of a known pattern. `?status=S`, `?delay_ms=D`, `?h=Name:Value` and `?chunked=1` bend the
-//! answer, `?id=X` (or a field `X-Id`) names the request. An uploaded body is counted and hashed, never kept.
+//! answer, `?fault=none` closes without one and `?fault=body` after its head, `?id=X` (or a field `X-Id`) names the
+//! request. An uploaded body is counted and hashed, never kept.
 
 use std::{
-    convert::Infallible,
     io,
     net::SocketAddr,
     pin::Pin,
@@ -305,7 +305,7 @@ async fn answer(
     request: Request<Incoming>,
     connection: usize,
     book: Arc<Book>,
-) -> Result<Response<Pieces>, hyper::Error> {
+) -> io::Result<Response<Pieces>> {
     let target = request.uri().to_string();
     let fields = request
         .headers()
@@ -326,6 +326,10 @@ async fn answer(
     if let Some(delay) = query(&target, "delay_ms").and_then(|delay| delay.parse().ok()) {
         tokio::time::sleep(Duration::from_millis(delay)).await;
     }
+    let fault = query(&target, "fault");
+    if fault.as_deref() == Some("none") {
+        return Err(io::Error::other("closed, as asked"));
+    }
     let mut response = Response::builder();
     if let Some(status) = query(&target, "status") {
         response = response.status(status.as_str());
@@ -336,7 +340,7 @@ async fn answer(
     {
         response = response.header(name, value);
     }
-    let body = if request.body().is_end_stream() {
+    let mut body = if request.body().is_end_stream() {
         let path = target.split('?').next().unwrap_or_default();
         let length = path
             .rsplit_once("/b/")
@@ -346,6 +350,7 @@ async fn answer(
         Pieces {
             left: Box::new(pattern(length)),
             announced,
+            breaks: false,
             book: book.clone(),
         }
     } else {
@@ -354,9 +359,11 @@ async fn answer(
         Pieces {
             announced: Some(summary.len() as u64),
             left: Box::new(std::iter::once(summary)),
+            breaks: false,
             book: book.clone(),
         }
     };
+    body.breaks = fault.as_deref() == Some("body");
     Ok(response
         .body(body)
         .unwrap_or_else(|fault| panic!("{target} asks for an impossible answer: {fault}")))
@@ -367,17 +374,22 @@ struct Pieces {
     left: Box<dyn Iterator<Item = Bytes> + Send>,
     /// The whole length, when it is to be announced; else the body goes out chunked.
     announced: Option<u64>,
+    /// Whether it ends before its first byte, and with it the connection.
+    breaks: bool,
     book: Arc<Book>,
 }
 
 impl Body for Pieces {
     type Data = Bytes;
-    type Error = Infallible;
+    type Error = io::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    ) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+        if self.breaks {
+            return Poll::Ready(Some(Err(io::Error::other("broken off, as asked"))));
+        }
         let piece = self.left.next();
         let length = piece.as_ref().map_or(0, Bytes::len) as u64;
         self.book.sent.fetch_add(length, Ordering::Relaxed);
@@ -390,10 +402,10 @@ impl Body for Pieces {
 }
 
 /// Reads a body to its end: how many bytes, and their SHA-256.
-async fn swallow(mut body: Incoming, book: &Book) -> Result<(u64, String), hyper::Error> {
+async fn swallow(mut body: Incoming, book: &Book) -> io::Result<(u64, String)> {
     let (mut bytes, mut hash) = (0, Sha256::new());
     while let Some(frame) = body.frame().await {
-        if let Some(piece) = frame?.data_ref() {
+        if let Some(piece) = frame.map_err(io::Error::other)?.data_ref() {
             bytes += piece.len() as u64;
             book.uploaded
                 .fetch_add(piece.len() as u64, Ordering::Relaxed);

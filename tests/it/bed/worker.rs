@@ -101,3 +101,15 @@ pub fn python_environment() -> String {
     );
     interpreter.to_string_lossy().into_owned()
 }
+
+/// The folder with the programs that `tests/run --all` builds.
+#[cfg(feature = "extended")]
+pub fn extended_folder() -> PathBuf {
+    let folder = test_env("PACELINE_TEST_EXTENDED", "extended");
+    assert!(
+        folder.join("client_go").exists() && folder.join("Client.class").exists(),
+        "no programs in {}: run tests/run --all",
+        folder.display()
+    );
+    folder
+}
