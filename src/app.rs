@@ -31,6 +31,9 @@ use crate::{
 /// How long the first connection to the store is waited for before serving without it.
 const STORE_PATIENCE: Duration = Duration::from_secs(2);
 
+/// How long the last refusals may take to reach their clients.
+const LAST_ANSWERS: Duration = Duration::from_secs(1);
+
 /// A replica, bound and ready to run.
 #[derive(Debug)]
 pub struct App {
@@ -63,15 +66,8 @@ impl App {
     /// # Errors
     /// Anything that keeps the replica from serving, with what to change.
     pub async fn new(config: Config) -> Result<App> {
-        let opaque = config
-            .destinations
-            .iter()
-            .find(|d| d.tls == TlsMode::Opaque);
-        if let Some(d) = opaque {
-            bail!(
-                "destination {}: tls = \"opaque\" is not available in this version; use \"intercept\"",
-                d.name
-            );
+        if let Some(line) = opaque(&config) {
+            bail!(line);
         }
         let leaves = certificates(&config)?;
         let metrics = Metrics::new();
@@ -179,15 +175,23 @@ impl App {
         drain.start();
         let _ = serving.await;
         tracing::info!(signal = why, connections = drain.at_work(), "draining");
-        tokio::select! {
-            finished = drain.finished(patience) => {
-                if finished {
-                    tracing::info!("drained");
-                } else {
-                    tracing::warn!(left = drain.at_work(), "the time to drain is up; what is left is cut");
-                }
+        let finished = tokio::select! {
+            finished = drain.finished(patience) => finished,
+            why = stop_again => {
+                tracing::warn!(signal = why, "asked to stop again");
+                false
             }
-            why = stop_again => tracing::warn!(signal = why, left = drain.at_work(), "asked to stop again; what is left is cut"),
+        };
+        if finished {
+            tracing::info!("drained");
+        } else {
+            // What waits is refused, so that each client has its answer; what is under way cannot be answered any more.
+            drain.give_up();
+            let answered = drain.finished(LAST_ANSWERS).await;
+            tracing::warn!(
+                left = if answered { 0 } else { drain.at_work() },
+                "the time to drain is up; what waited was refused, what is left is cut"
+            );
         }
         if let Store::Postgres(postgres) = &store {
             postgres.release().await;
@@ -214,6 +218,18 @@ fn certificates(config: &Config) -> Result<Leaves> {
         tracing::warn!("{line}");
     }
     Ok(Leaves::new(issuer)?)
+}
+
+/// A line for a destination whose tunnels cannot be paced without reading them, which this version cannot do.
+pub fn opaque(config: &Config) -> Option<String> {
+    let found = config
+        .destinations
+        .iter()
+        .find(|d| d.tls == TlsMode::Opaque)?;
+    Some(format!(
+        "destination {}: tls = \"opaque\" is not available in this version; use \"intercept\"",
+        found.name
+    ))
 }
 
 /// A line for each setting that is understood but not yet acted on: silence would be taken for consent.

@@ -15,21 +15,29 @@ use tokio::{
     sync::watch,
 };
 
+/// How far the drain has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    Serving,
+    Draining,
+    GivingUp,
+}
+
 /// The end that starts the drain.
 #[derive(Debug)]
 pub struct Drain {
-    tell: watch::Sender<bool>,
+    tell: watch::Sender<Stage>,
     flag: Arc<AtomicBool>,
 }
 
 /// The end that serves: tells when to finish, and counts as at work until it is dropped.
 #[derive(Clone, Debug)]
-pub struct Signal(watch::Receiver<bool>);
+pub struct Signal(watch::Receiver<Stage>);
 
 impl Drain {
     /// A pair of ends.
     pub fn new() -> (Drain, Signal) {
-        let (tx, rx) = watch::channel(false);
+        let (tx, rx) = watch::channel(Stage::Serving);
         (
             Drain {
                 tell: tx,
@@ -42,7 +50,12 @@ impl Drain {
     /// Tells all to finish.
     pub fn start(&self) {
         self.flag.store(true, Relaxed);
-        self.tell.send_replace(true);
+        self.tell.send_replace(Stage::Draining);
+    }
+
+    /// Tells those who still wait that they will not be served.
+    pub fn give_up(&self) {
+        self.tell.send_replace(Stage::GivingUp);
     }
 
     /// Whether the drain has started, for those who only look on and are not waited for.
@@ -67,7 +80,12 @@ impl Signal {
     /// Resolves when it is time to finish.
     pub async fn started(&mut self) {
         // An error means that the drain itself is gone, which is an end too.
-        let _ = self.0.wait_for(|draining| *draining).await;
+        let _ = self.0.wait_for(|stage| *stage >= Stage::Draining).await;
+    }
+
+    /// Resolves when nobody is to wait any longer.
+    pub async fn given_up(&mut self) {
+        let _ = self.0.wait_for(|stage| *stage >= Stage::GivingUp).await;
     }
 }
 

@@ -101,6 +101,7 @@ async fn serve(stream: TcpStream, client: IpAddr, proxy: Arc<Proxy>, drain: Sign
         proxy,
         client,
         socket: socket.clone(),
+        drain: drain.clone(),
         pinned: None,
         plan: Default::default(),
     });

@@ -67,7 +67,14 @@ async fn run(config: Config) -> anyhow::Result<()> {
     let app = App::new(config).await?;
     tracing::info!("proxy listening on {}", app.proxy_address);
     tracing::info!("admin listening on {}", app.admin_address);
-    print(app.exports())?;
+    match app.exports() {
+        Ok(text) => print(Ok::<_, anyhow::Error>(text))?,
+        // Serving does not need the bundle: a folder that is only readable is a good place for a CA.
+        Err(e) => tracing::warn!(
+            "no export lines, for the bundle of roots cannot be written to the CA's folder: {e}; \
+             make it elsewhere with `paceline ca bundle`"
+        ),
+    }
     app.run().await
 }
 
@@ -88,6 +95,12 @@ async fn check(mut report: cli::check::CheckReport) -> ExitCode {
                     .for_each(|l| report.add_fault(l)),
                 Err(e) => report.add_fault(format!("ca: {e}")),
             }
+        }
+        if let Some(line) = app::opaque(&config) {
+            report.add_fault(line);
+        }
+        if let Err(line) = paceline::upstream::check_roots(&config.upstream) {
+            report.add_fault(line);
         }
         for line in app::without_effect(&config) {
             report.add_note(format!("warning: {line}"));

@@ -170,7 +170,7 @@ impl Membership {
             number: state.number,
             all_held: state.all_held,
             silent: self.silent(state, Some(cursor), now),
-            of: self.of,
+            of: self.shares(state, now),
         }
     }
 
@@ -249,6 +249,7 @@ impl Membership {
             .map(|(cursor, _)| cursor.clone())
             .collect();
         let word = Word {
+            shares: self.of,
             replica: self.replica.clone(),
             ceilings: self.ceilings.clone(),
             dispatches: state
@@ -398,13 +399,30 @@ impl Membership {
             Some((_, read)) if !state.heard => read,
             _ => now,
         };
+        let shares_differ = self
+            .words(&state, at)
+            .any(|w| w.shares != 0 && w.shares != self.of);
         let theirs = self
-            .others(&state)
-            .filter(|row| !row.has_lapsed(at, self.ttl))
-            .filter_map(|row| row.lease.as_ref()?.word.ceilings.get(destination).copied());
-        theirs.fold((own, false), |(least, differ), c| {
+            .words(&state, at)
+            .filter_map(|word| word.ceilings.get(destination).copied());
+        theirs.fold((own, shares_differ), |(least, differ), c| {
             (least.min(c), differ || c != own)
         })
+    }
+
+    /// What the others said whose leases had not lapsed at `at`.
+    fn words<'s>(&'s self, state: &'s State, at: LocalTime) -> impl Iterator<Item = &'s Word> {
+        self.others(state)
+            .filter(move |row| !row.has_lapsed(at, self.ttl))
+            .filter_map(|row| row.lease.as_ref().map(|lease| &lease.word))
+    }
+
+    /// Into how many shares the ceiling is divided. Replicas that are configured with different numbers would send more
+    /// than all of it, each on its own; so the largest counts.
+    fn shares(&self, state: &State, now: LocalTime) -> u32 {
+        self.words(state, now)
+            .map(|w| w.shares)
+            .fold(self.of, u32::max)
     }
 
     /// Which part of the ceiling is sent at the moment by those on the same footing as this replica: all of it, what is

@@ -285,7 +285,7 @@ impl Metrics {
             disagreement: int_gauges(
                 &registry,
                 "paceline_config_disagreement",
-                "1 while replicas are configured with different ceilings; the smallest is in force.",
+                "1 while replicas are configured with different ceilings or numbers of shares.",
                 d,
             ),
             cluster_dispatches: counters(

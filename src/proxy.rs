@@ -30,6 +30,7 @@ use crate::{
     config,
     destination::Destinations,
     downstream::socket::Socket,
+    drain::Signal,
     error::Error,
     headers,
     log::Seldom,
@@ -69,6 +70,8 @@ pub struct Downstream {
     pub client: IpAddr,
     /// The connection, to see whether they still are.
     pub socket: Socket,
+    /// When it is time to go.
+    pub drain: Signal,
     /// Inside a tunnel: what it was opened for, and who opened it.
     pub pinned: Option<Pinned>,
     /// What a CONNECT on this connection was promised: carried out once the 200 is sent.

@@ -65,6 +65,14 @@ pub struct Upstream {
     pool: Arc<Pool>,
 }
 
+/// Tries to read the roots that `config` names, for `paceline check`.
+///
+/// # Errors
+/// A file cannot be read; the text says which and what to do.
+pub fn check_roots(config: &config::Upstream) -> Result<(), String> {
+    dial::roots(config).map(drop)
+}
+
 impl Upstream {
     /// With the roots and overrides of the configuration; `reach` says which addresses may be dialled.
     ///

@@ -33,6 +33,8 @@ pub struct Word {
     pub seconds: BTreeMap<String, BTreeMap<i64, u64>>,
     /// Cursors that it cannot move although it is heard.
     pub failing: BTreeSet<String>,
+    /// Into how many shares it divides the ceiling when the store is away; 0 if it does not say.
+    pub shares: u32,
 }
 
 /// A lease that was read.
@@ -66,6 +68,7 @@ impl Word {
             "dispatches": self.dispatches,
             "seconds": seconds,
             "failing": self.failing,
+            "shares": self.shares,
         })
         .to_string()
     }
@@ -89,6 +92,11 @@ impl Word {
             ceilings: entries("ceilings")
                 .filter_map(|(d, c)| Some((d.clone(), c.as_f64().filter(|c| *c > 0.0)?)))
                 .collect(),
+            shares: value
+                .get("shares")
+                .and_then(Value::as_u64)
+                .and_then(|n| u32::try_from(n).ok())
+                .unwrap_or(0),
             dispatches: entries("dispatches")
                 .filter_map(|(d, n)| Some((d.clone(), n.as_u64()?)))
                 .collect(),
@@ -227,6 +235,7 @@ mod tests {
             )]
             .into(),
             failing: ["d/h.test".to_owned()].into(),
+            shares: 4,
         };
         let lease = Lease::parse(&format!("5 id {}", word.to_text())).expect("a lease");
         assert_eq!(

@@ -109,7 +109,12 @@ async fn paced(
     let (proxy, switches) = (&downstream.proxy, request.headers().contains_key(UPGRADE));
     let mut unsent = 0;
     loop {
-        let (departure, ready) = turn(proxy, target, ticket, record, unsent > 0).await?;
+        let mut drain = downstream.drain.clone();
+        let (departure, ready) = tokio::select! {
+            biased;
+            turn = turn(proxy, target, ticket, record, unsent > 0) => turn?,
+            () = drain.given_up() => return Err(Error::Draining),
+        };
         destination.dispatched(&departure, arrived);
         record.queued();
         match exchange(request, ready, record).await {

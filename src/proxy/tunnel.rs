@@ -105,6 +105,7 @@ where
         proxy: outer.proxy.clone(),
         client: outer.client,
         socket: outer.socket.clone(),
+        drain: drain.clone(),
         pinned: Some(pinned),
         plan: Default::default(),
     };

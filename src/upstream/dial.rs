@@ -122,7 +122,7 @@ impl Dialer {
     }
 }
 
-fn roots(config: &config::Upstream) -> Result<RootCertStore, String> {
+pub(super) fn roots(config: &config::Upstream) -> Result<RootCertStore, String> {
     let mut roots = RootCertStore::empty();
     let system = rustls_native_certs::load_native_certs();
     roots.add_parsable_certificates(system.certs);

@@ -39,6 +39,14 @@ impl Address {
     /// # Errors
     /// The URL is malformed, names an unknown `sslmode`, or its `sslrootcert` cannot be read.
     pub fn parse(url: &str) -> Result<Address, StoreError> {
+        // A character that ends a password too early would make the rest of it a host name, and host names are shown.
+        let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+        let authority = rest.split(['/', '?', '#']).next().unwrap_or("");
+        if rest.matches('@').count() != authority.matches('@').count().min(1) {
+            return Err(bad(
+                "store.url: in user and password write @ as %40, / as %2F, ? as %3F and # as %23",
+            ));
+        }
         let (base, query) = url.split_once('?').unwrap_or((url, ""));
         let (mut mode, mut root, mut rest) = (None, None, Vec::new());
         for pair in query.split('&').filter(|p| !p.is_empty()) {
@@ -86,7 +94,7 @@ impl Address {
 }
 
 fn bad(text: &str) -> StoreError {
-    StoreError::new(Reason::Other, text)
+    StoreError::new(Reason::Url, text)
 }
 
 fn decoded(text: &str) -> Result<String, StoreError> {
@@ -229,6 +237,10 @@ mod tests {
     #[test]
     fn no_part_of_a_bad_url_is_shown() {
         for url in [
+            "postgres://u:top@hunter2@h/db",
+            "postgres://u:1/hunter2@h/db",
+            "postgres://u:1?hunter2@h/db",
+            "postgres://u:1#hunter2@h/db",
             "postgres://u:hunter2@h:x/db",
             "postgres://u:hunter2@h/db?sslmode=hunter2",
             "postgres://u:hunter2@h/db?sslrootcert=/hunter2",

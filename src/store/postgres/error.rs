@@ -38,6 +38,8 @@ pub enum Reason {
     DiskFull,
     /// Another session holds the row's lock (55P03), or a deadlock was broken (40P01).
     Locked,
+    /// `store.url` cannot be understood, or names a file that cannot be read.
+    Url,
     /// Anything else.
     Other,
 }
@@ -58,6 +60,7 @@ impl Reason {
             Reason::Privilege => "privilege",
             Reason::DiskFull => "disk_full",
             Reason::Locked => "locked",
+            Reason::Url => "url",
             Reason::Other => "other",
         }
     }
@@ -85,6 +88,7 @@ impl Reason {
             }
             Reason::DiskFull => "free disk space on the server",
             Reason::Locked => "find the session that holds a lock on the cursor's row, in pg_locks",
+            Reason::Url => "see store.url in the manual of the configuration",
             Reason::Other => "see the server's log",
         }
     }

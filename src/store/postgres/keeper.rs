@@ -66,7 +66,10 @@ impl Keeper {
                     let _ = self.publish.send(None);
                     self.membership.lost();
                     self.metrics.store_up(false);
-                    tracing::warn!(reason = why.reason().label(), "store lost: {why}");
+                    tracing::warn!(
+                        reason = why.reason().label(),
+                        "store lost: {why}; until it is back this replica paces on its share of the ceiling"
+                    );
                     told = Some(why.reason());
                 }
                 Err(e) => {
