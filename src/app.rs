@@ -166,7 +166,7 @@ impl App {
         } = self;
         let stop = drain::asked_to_stop()?;
         drain::outlive_hangups()?;
-        let store = admin.store.clone();
+        let (store, metrics) = (admin.store.clone(), proxy.metrics.clone());
         // The admin listener serves to the end: it must tell that the replica drains.
         tokio::spawn(admin::run(admin_listener, admin));
         let serving = tokio::spawn(listener::run(proxy_listener, proxy, signal));
@@ -174,7 +174,11 @@ impl App {
         let stop_again = drain::asked_to_stop()?;
         drain.start();
         let _ = serving.await;
-        tracing::info!(signal = why, connections = drain.at_work(), "draining");
+        tracing::info!(
+            signal = why,
+            connections = metrics.open_connections(),
+            "draining"
+        );
         let finished = tokio::select! {
             finished = drain.finished(patience) => finished,
             why = stop_again => {
@@ -189,7 +193,11 @@ impl App {
             drain.give_up();
             let answered = drain.finished(LAST_ANSWERS).await;
             tracing::warn!(
-                left = if answered { 0 } else { drain.at_work() },
+                left = if answered {
+                    0
+                } else {
+                    metrics.open_connections()
+                },
                 "the time to drain is up; what waited was refused, what is left is cut"
             );
         }

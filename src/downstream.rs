@@ -30,6 +30,8 @@ const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 /// A kept-alive connection may wait this long for its next request: longer than any client keeps its own.
 const IDLE_DEADLINE: Duration = Duration::from_secs(600);
 
+/// A client that takes none of its answer for this long is given up.
+const BLOCKED_DEADLINE: Duration = Duration::from_secs(60);
 /// How often a client is looked for whose bytes are not being read.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
@@ -40,6 +42,10 @@ const LINGER_READS: usize = 256;
 /// What a stream that is not HTTP is told.
 pub const BAD_REQUEST: &[u8] = b"HTTP/1.1 400 Bad Request\r\nproxy-status: paceline; error=http_request_error\r\n\
     content-type: text/plain\r\ncontent-length: 42\r\nconnection: close\r\n\r\npaceline: send valid HTTP/1.1, or TLS 1.2\n";
+
+/// What a client is told whose request head does not come to an end.
+const TOO_SLOW: &[u8] = b"HTTP/1.1 408 Request Timeout\r\nproxy-status: paceline; error=http_request_error\r\n\
+    content-type: text/plain\r\ncontent-length: 49\r\nconnection: close\r\n\r\npaceline: the request head took too long to come\n";
 
 /// What is left of a connection when HTTP on it is over.
 #[derive(Debug)]
@@ -80,7 +86,7 @@ where
         .max_header_size(framing::HEAD_LIMIT)
         .header_read_timeout(None)
         .serve_connection(TokioIo::new(Watched::new(stream, watch.clone())), service);
-    let (mut seen, mut since) = (Phase::New, Instant::now());
+    let (mut seen, mut since) = ((Phase::New, 0, false), Instant::now());
     let (mut draining, mut looking) = (false, false);
     // Looked at from time to time only: setting a timer anew for each request would cost more than it is worth.
     let mut round = std::pin::pin!(sleep(HEAD_DEADLINE));
@@ -117,12 +123,25 @@ where
             }
             () = round.as_mut() => {
                 round.as_mut().reset(Instant::now() + HEAD_DEADLINE);
-                let now = watch.phase();
-                let patience = if now == Phase::Idle { IDLE_DEADLINE } else { Duration::ZERO };
-                if now != seen || now == Phase::Busy {
+                let now = (watch.phase(), watch.served(), watch.is_blocked());
+                let patience = match now {
+                    (Phase::New | Phase::Head, ..) => Duration::ZERO,
+                    // A client that takes nothing of its answer holds the origin's connection and a place among those
+                    // under way.
+                    (_, _, true) => BLOCKED_DEADLINE,
+                    (Phase::Busy, ..) => Duration::MAX,
+                    (Phase::Idle, ..) => IDLE_DEADLINE,
+                };
+                if now != seen {
                     (seen, since) = (now, Instant::now());
                 } else if since.elapsed() >= patience {
-                    // The same for a whole round, or for as long as an idle connection may last.
+                    // The same for a whole round, or for as long as such a state may last.
+                    if now.0 == Phase::Head {
+                        let parts = connection.into_parts();
+                        let mut stream = parts.io.into_inner().into_parts(parts.read_buf).0;
+                        let _ = timeout(LINGER_DEADLINE, stream.write_all(TOO_SLOW)).await;
+                        linger(stream).await;
+                    }
                     return None;
                 }
             }

@@ -69,11 +69,6 @@ impl Drain {
             .await
             .is_ok()
     }
-
-    /// How many are still at work.
-    pub fn at_work(&self) -> usize {
-        self.tell.receiver_count()
-    }
 }
 
 impl Signal {

@@ -75,6 +75,16 @@ pub fn is_framed_well(status: StatusCode, headers: &HeaderMap) -> bool {
 
 /// Removes what must not go downstream. The codec frames the body anew for the client's version of HTTP.
 pub fn strip_response(headers: &mut HeaderMap) {
+    // Only we say what `paceline` found: an origin that says so would pass for us.
+    let forged = |v: &HeaderValue| {
+        let member = v.as_bytes().trim_ascii_start();
+        member
+            .get(..8)
+            .is_some_and(|name| name.eq_ignore_ascii_case(b"paceline"))
+    };
+    if headers.get_all(PROXY_STATUS).iter().any(forged) {
+        headers.remove(PROXY_STATUS);
+    }
     strip(headers, |name| {
         HOP_BY_HOP.contains(name) || *name == TRANSFER_ENCODING || name.as_str().starts_with(OURS)
     });

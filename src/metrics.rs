@@ -386,6 +386,11 @@ impl Metrics {
         GaugeGuard::new(&self.tunnels)
     }
 
+    /// How many connections from clients there are.
+    pub fn open_connections(&self) -> i64 {
+        self.connections.get()
+    }
+
     /// Counts a connection while the guard lives.
     pub fn connection(&self) -> GaugeGuard {
         GaugeGuard::new(&self.connections)

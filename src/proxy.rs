@@ -19,7 +19,9 @@ use std::{
 
 use http::{
     HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Uri, Version,
-    header::{CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, PROXY_AUTHENTICATE, RETRY_AFTER},
+    header::{
+        CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT, HOST, PROXY_AUTHENTICATE, RETRY_AFTER,
+    },
 };
 use http_body::Body as _;
 use hyper::{body::Incoming, ext::ReasonPhrase};
@@ -170,14 +172,14 @@ impl Downstream {
         match self.wish(&request)? {
             Wish::Connect(authority) => {
                 record.target(None, &authority, "");
-                let user = self.authenticate(request.headers())?;
+                let user = self.authenticate(request.headers()).await?;
                 connect::open(self, authority, user, record).await
             }
             Wish::Fetch(target) => {
                 record.target(Some(target.scheme), &target.authority, request.uri().path());
                 let user = match &self.pinned {
                     Some(pinned) => pinned.user.clone(),
-                    None => self.authenticate(request.headers())?,
+                    None => self.authenticate(request.headers()).await?,
                 };
                 if headers::has_passed_us(request.headers()) {
                     return Err(Error::Loop);
@@ -240,12 +242,11 @@ impl Downstream {
         }))
     }
 
-    fn authenticate(&self, headers: &HeaderMap) -> Result<Option<Arc<str>>, Error> {
-        self.proxy
-            .credentials
-            .as_ref()
-            .map(|c| c.check(headers))
-            .transpose()
+    async fn authenticate(&self, headers: &HeaderMap) -> Result<Option<Arc<str>>, Error> {
+        match &self.proxy.credentials {
+            Some(credentials) => credentials.check(headers).await.map(Some),
+            None => Ok(None),
+        }
     }
 
     /// The key under which the queue is fair to this client: its user where it has one, else its address.
@@ -263,9 +264,7 @@ impl Downstream {
     /// [`Error::AddressDenied`].
     pub fn literal_allowed(&self, authority: &Authority) -> Result<(), Error> {
         match authority.host {
-            Host::Ip(ip) if !self.proxy.upstream.is_listed(ip, authority) => {
-                Err(Error::AddressDenied)
-            }
+            Host::Ip(ip) => self.proxy.upstream.check_literal(ip, authority),
             _ => Ok(()),
         }
     }
@@ -341,15 +340,23 @@ fn outgoing(
     }
     if head.uri.scheme().is_some() || head.uri.authority().is_some() {
         let path = head.uri.path_and_query().map_or("/", |p| p.as_str());
-        head.uri = path
-            .parse()
-            .map_err(|_| Error::Malformed("the URL's path is malformed"))?;
+        // An empty path is `/` (RFC 9112 section 3.2.1).
+        let path = if path.starts_with('?') {
+            format!("/{path}").parse()
+        } else {
+            path.parse()
+        };
+        head.uri = path.map_err(|_| Error::Malformed("the URL's path is malformed"))?;
         head.headers.insert(HOST, host_value(target)?);
     } else if !head.headers.contains_key(HOST) {
         head.headers.insert(HOST, host_value(target)?);
     }
     head.version = Version::HTTP_11;
-    Ok(Request::from_parts(head, Outgoing::new(body, sent)))
+    let expected = head.headers.contains_key(EXPECT);
+    Ok(Request::from_parts(
+        head,
+        Outgoing::new(body, sent, expected),
+    ))
 }
 
 fn host_value(target: &Target) -> Result<HeaderValue, Error> {

@@ -85,9 +85,12 @@ impl Upstream {
         })
     }
 
-    /// Whether the operator listed this address, by itself or in `resolve`.
-    pub fn is_listed(&self, ip: std::net::IpAddr, authority: &Authority) -> bool {
-        self.dialer.is_listed(ip, authority)
+    /// Whether this address may be asked for by number: only if the operator listed it, by itself or in `resolve`.
+    ///
+    /// # Errors
+    /// [`Error::Loop`] for our own listeners, else [`Error::AddressDenied`].
+    pub fn check_literal(&self, ip: std::net::IpAddr, authority: &Authority) -> Result<(), Error> {
+        self.dialer.check_literal(ip, authority)
     }
 
     /// An idle connection to `target`, if there is one that still lives.

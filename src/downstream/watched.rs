@@ -49,6 +49,8 @@ pub struct Watch {
     fault: OnceLock<Error>,
     /// Whether the codec waits for the client's next byte, and so would see its end.
     reading: AtomicBool,
+    /// Whether the last write did not get through.
+    blocked: AtomicBool,
     switched: AtomicBool,
     /// Who waits for the end of an answer.
     waiting: Mutex<Option<Waker>>,
@@ -63,6 +65,7 @@ impl Watch {
             served: AtomicU64::new(0),
             fault: OnceLock::new(),
             reading: AtomicBool::new(false),
+            blocked: AtomicBool::new(false),
             switched: AtomicBool::new(false),
             waiting: Mutex::new(None),
         })
@@ -72,6 +75,16 @@ impl Watch {
     pub fn phase(&self) -> Phase {
         let all = [Phase::New, Phase::Head, Phase::Busy, Phase::Idle];
         all[usize::from(self.phase.load(Relaxed)) % all.len()]
+    }
+
+    /// How many requests have been read so far: a sign of life that a glance at the phase can miss.
+    pub fn served(&self) -> u64 {
+        self.served.load(Relaxed)
+    }
+
+    /// Whether the client takes none of the bytes that are ready for it.
+    pub fn is_blocked(&self) -> bool {
+        self.blocked.load(Relaxed)
     }
 
     /// Whether a request is being answered and nobody would see its client leave.
@@ -335,7 +348,9 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Watched<I> {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
+        let polled = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.watch.blocked.store(polled.is_pending(), Relaxed);
+        polled
     }
 
     fn poll_write_vectored(
@@ -343,7 +358,9 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Watched<I> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+        let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.watch.blocked.store(polled.is_pending(), Relaxed);
+        polled
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -22,6 +22,9 @@ pub struct Answer {
     source: Source,
     /// The source said that it has no more; bodies of unknown length say it no other way.
     ended: bool,
+    /// An error that is given only at the next asking: by then the codec has sent what came before it. It drops what it
+    /// still holds when a body breaks off, and a client that gets nothing at all asks again.
+    broken: Option<Error>,
     departure: Option<Departure>,
     record: Option<Box<Record>>,
     busy: Option<Busy>,
@@ -40,6 +43,7 @@ impl Answer {
         Answer {
             source: Source::Text(text),
             ended: false,
+            broken: None,
             departure: None,
             record: None,
             busy: None,
@@ -51,6 +55,7 @@ impl Answer {
         Answer {
             source: Source::Origin(body),
             ended: false,
+            broken: None,
             departure,
             record: None,
             busy: None,
@@ -77,6 +82,9 @@ impl Body for Answer {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         let this = &mut *self;
+        if let Some(e) = this.broken.take() {
+            return Poll::Ready(Some(Err(e)));
+        }
         let frame = match &mut this.source {
             Source::Text(text) => text.take().map(|t| Ok(Frame::data(t))),
             Source::Origin(body) => ready!(Pin::new(body).poll_frame(cx)),
@@ -87,6 +95,12 @@ impl Body for Answer {
             }
             (Some(Err(e)), Some(record)) => record.failed(e, None),
             _ => {}
+        }
+        if let Some(Err(e)) = frame {
+            this.departure = None;
+            this.broken = Some(e);
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
         }
         this.ended |= frame.is_none();
         if !matches!(frame, Some(Ok(_))) {

@@ -5,7 +5,7 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use argon2::{Argon2, PasswordHash, PasswordVerifier as _};
@@ -13,6 +13,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::{HeaderMap, header::PROXY_AUTHORIZATION};
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
+use tokio::sync::Semaphore;
 
 use crate::{
     config::{self, PasswordHash as Stored},
@@ -21,6 +22,8 @@ use crate::{
 
 /// Digests remembered at most; more than this means that somebody changes passwords, or guesses.
 const REMEMBERED: usize = 4_096;
+/// Hashes computed at once: each takes a processor, and argon2 much memory.
+const HASHES_AT_ONCE: usize = 1;
 /// Credentials longer than this are not looked at.
 const LONGEST: usize = 1_024;
 
@@ -28,6 +31,7 @@ const LONGEST: usize = 1_024;
 pub struct Credentials {
     users: BTreeMap<Arc<str>, Stored>,
     verified: Mutex<HashSet<[u8; 32]>>,
+    hashing: Semaphore,
     key: [u8; 32],
 }
 
@@ -56,15 +60,17 @@ impl Credentials {
         Credentials {
             users,
             verified: Mutex::default(),
+            hashing: Semaphore::new(HASHES_AT_ONCE),
             key,
         }
     }
 
-    /// The user whose credentials the request carries.
+    /// The user whose credentials the request carries. Hashing is slow by design, so it is done beside the runtime and
+    /// few at a time: whoever guesses waits for other guessers, and nobody else does.
     ///
     /// # Errors
     /// There are none, or they are wrong; which of both is not told.
-    pub fn check(&self, headers: &HeaderMap) -> Result<Arc<str>, Error> {
+    pub async fn check(&self, headers: &HeaderMap) -> Result<Arc<str>, Error> {
         let (name, password) = basic(headers).ok_or(Error::CredentialsNeeded)?;
         let digest: [u8; 32] = Sha256::new()
             .chain_update(self.key)
@@ -74,25 +80,38 @@ impl Credentials {
             .finalize()
             .into();
         let known = self.users.get_key_value(name.as_str());
-        let mut remembered = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
-        if let (true, Some((user, _))) = (remembered.contains(&digest), known) {
+        if let (true, Some((user, _))) = (self.verified().contains(&digest), known) {
             return Ok(user.clone());
         }
-        drop(remembered);
-        // An unknown user is checked against some other's hash, so that the answer takes as long.
-        let hash = known
-            .map(|(_, hash)| hash)
-            .or_else(|| self.users.values().next());
-        let right = hash.is_some_and(|hash| matches(hash, &password));
+        let mut hashes: Vec<Stored> = known.map(|(_, hash)| hash.clone()).into_iter().collect();
+        // The slowest hash is tried beside any other, so that neither unknown users nor kinds of hash show in the time.
+        let is_slow = |hash: &&Stored| matches!(hash, Stored::Argon2(_));
+        if !hashes.iter().any(|hash| is_slow(&hash)) {
+            hashes.extend(self.users.values().find(is_slow).cloned());
+        }
+        let ours = known.is_some();
+        let Ok(permit) = self.hashing.acquire().await else {
+            return Err(Error::CredentialsNeeded);
+        };
+        let checked = tokio::task::spawn_blocking(move || {
+            let all: Vec<bool> = hashes.iter().map(|hash| matches(hash, &password)).collect();
+            ours && all.first() == Some(&true)
+        });
+        let right = checked.await.unwrap_or(false);
+        drop(permit);
         let (true, Some((user, _))) = (right, known) else {
             return Err(Error::CredentialsNeeded);
         };
-        remembered = self.verified.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut remembered = self.verified();
         if remembered.len() >= REMEMBERED {
             remembered.clear();
         }
         remembered.insert(digest);
         Ok(user.clone())
+    }
+
+    fn verified(&self) -> MutexGuard<'_, HashSet<[u8; 32]>> {
+        self.verified.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -160,17 +179,20 @@ mod tests {
         ))
     }
 
-    #[test]
-    fn right_credentials_pass_and_keep_passing() {
+    #[tokio::test]
+    async fn right_credentials_pass_and_keep_passing() {
         let c = credentials();
         for _ in 0..3 {
-            assert_eq!(c.check(&login("ali", "open:sesame")).as_deref(), Ok("ali"));
-            assert_eq!(c.check(&login("bab", "secret")).as_deref(), Ok("bab"));
+            assert_eq!(
+                c.check(&login("ali", "open:sesame")).await.as_deref(),
+                Ok("ali")
+            );
+            assert_eq!(c.check(&login("bab", "secret")).await.as_deref(), Ok("bab"));
         }
     }
 
-    #[test]
-    fn everything_else_is_turned_away() {
+    #[tokio::test]
+    async fn everything_else_is_turned_away() {
         let c = credentials();
         for headers in [
             HeaderMap::new(),
@@ -184,10 +206,10 @@ mod tests {
             with(&format!("Basic {}", STANDARD.encode([0xff, 0xfe]))),
             with(&format!("Basic {}", STANDARD.encode("x".repeat(2_000)))),
         ] {
-            assert_eq!(c.check(&headers), Err(Error::CredentialsNeeded));
+            assert_eq!(c.check(&headers).await, Err(Error::CredentialsNeeded));
         }
         let mut twice = login("bab", "secret");
         twice.append(PROXY_AUTHORIZATION, "Basic x".parse().expect("a value"));
-        assert_eq!(c.check(&twice), Err(Error::CredentialsNeeded));
+        assert_eq!(c.check(&twice).await, Err(Error::CredentialsNeeded));
     }
 }

@@ -112,7 +112,7 @@ async fn paced(
         let mut drain = downstream.drain.clone();
         let (departure, ready) = tokio::select! {
             biased;
-            turn = turn(proxy, target, ticket, record, unsent > 0) => turn?,
+            turn = turn(proxy, target, ticket, record, unsent > 0, request.body_mut()) => turn?,
             () = drain.given_up() => return Err(Error::Draining),
         };
         destination.dispatched(&departure, arrived);
@@ -153,26 +153,34 @@ async fn turn(
     mut ticket: Ticket,
     record: &mut Record,
     mut fresh: bool,
+    body: &mut Outgoing,
 ) -> Result<(Departure, Ready), Error> {
     let mut held: Option<Ready> = None;
-    let mut told = fresh;
+    let (mut told, expects) = (fresh, body.is_expected());
     loop {
         if held.is_none() && told {
             held = Some(connect(proxy, target, &mut ticket, record, fresh).await?);
             ticket.ready();
         }
-        let call = match &mut held {
-            None => ticket.next().await,
+        let ended = async {
+            match &mut held {
+                Some(ready) => ready.ended().await,
+                None => std::future::pending().await,
+            }
+        };
+        let call = tokio::select! {
+            biased;
+            call = ticket.next() => call,
             // A connection may be closed while its request waits; then another is made, without losing the place.
-            Some(ready) => tokio::select! {
-                biased;
-                call = ticket.next() => call,
-                () = ready.ended() => {
-                    ticket.unready();
-                    (held, fresh) = (None, true);
-                    continue;
-                }
-            },
+            () = ended => {
+                ticket.unready();
+                (held, fresh) = (None, true);
+                continue;
+            }
+            // A client that waits for leave to send its body is not given it before its turn.
+            _ = body.read_ahead(), if !expects => {
+                return Err(Error::Malformed("the request's body broke off; send all of it"));
+            }
         };
         match call.map_err(Error::Paced)? {
             Call::Connect => told = true,

@@ -3,7 +3,10 @@
 use std::{
     io,
     pin::Pin,
-    sync::atomic::Ordering::Relaxed,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     task::{Context, Poll},
     time::Duration,
 };
@@ -16,15 +19,36 @@ use crate::{downstream::socket::Socket, record::Record};
 /// Bytes under way in each direction.
 const BUFFER: usize = 32 * 1024;
 
-/// Passes bytes until both sides have ended; one side's end is passed on as such, and the other goes on.
-pub async fn relay<C, O>(mut client: C, mut origin: O, record: Option<Record>)
+/// A tunnel in which nothing moves for this long, either way, has been left by somebody.
+const IDLE_DEADLINE: Duration = Duration::from_secs(600);
+
+/// Passes bytes until both sides have ended; one side's end is passed on as such, and the other goes on. Ends too when
+/// nothing moves for long.
+pub async fn relay<C, O>(client: Early<C>, mut origin: O, record: Option<Record>)
 where
     C: AsyncRead + AsyncWrite + Unpin,
     O: AsyncRead + AsyncWrite + Unpin,
 {
+    let (mut client, moved) = (client, Arc::<AtomicU64>::default());
+    client.moved = Some(moved.clone());
     let both = copy_bidirectional_with_sizes(&mut client, &mut origin, BUFFER, BUFFER);
+    let abandoned = async {
+        let mut before = 0;
+        loop {
+            tokio::time::sleep(IDLE_DEADLINE).await;
+            let now = moved.load(Relaxed);
+            if now == before {
+                return;
+            }
+            before = now;
+        }
+    };
+    let ended = tokio::select! {
+        ended = both => ended.ok(),
+        () = abandoned => None,
+    };
     // A reset by either side is an ordinary end of a tunnel.
-    if let (Ok((sent, received)), Some(mut record)) = (both.await, record) {
+    if let (Some((sent, received)), Some(mut record)) = (ended, record) {
         record.sent().store(sent, Relaxed);
         record.received(received);
         record.complete();
@@ -36,12 +60,24 @@ where
 pub struct Early<S> {
     early: Bytes,
     stream: S,
+    /// Where reads and writes that got through are counted, once somebody wants to know.
+    moved: Option<Arc<AtomicU64>>,
 }
 
 impl<S> Early<S> {
     /// `early` comes before what `stream` has to give.
     pub fn new(early: Bytes, stream: S) -> Self {
-        Early { early, stream }
+        Early {
+            early,
+            stream,
+            moved: None,
+        }
+    }
+
+    fn count<T>(&self, polled: &Poll<T>) {
+        if let (true, Some(moved)) = (polled.is_ready(), &self.moved) {
+            moved.fetch_add(1, Relaxed);
+        }
     }
 }
 
@@ -63,7 +99,9 @@ impl<S: AsyncRead + Unpin> AsyncRead for Early<S> {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         if self.early.is_empty() {
-            return Pin::new(&mut self.stream).poll_read(cx, buf);
+            let polled = Pin::new(&mut self.stream).poll_read(cx, buf);
+            self.count(&polled);
+            return polled;
         }
         let n = self.early.len().min(buf.remaining());
         buf.put_slice(&self.early[..n]);
@@ -82,7 +120,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Early<S> {
         cx: &mut Context<'_>,
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
+        let polled = Pin::new(&mut self.stream).poll_write(cx, buf);
+        self.count(&polled);
+        polled
     }
 
     fn poll_write_vectored(
@@ -90,7 +130,9 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Early<S> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+        let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
+        self.count(&polled);
+        polled
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -68,9 +68,19 @@ impl Dialer {
         })
     }
 
-    /// Whether the operator listed this address, by itself or in `resolve`.
-    pub fn is_listed(&self, ip: IpAddr, authority: &Authority) -> bool {
-        self.reach.is_listed(ip) || self.overrides.contains_key(authority)
+    /// Whether the operator listed this address, by itself or in `resolve`; our own listeners are no address to ask for.
+    ///
+    /// # Errors
+    /// [`Error::Loop`] or [`Error::AddressDenied`].
+    pub fn check_literal(&self, ip: IpAddr, authority: &Authority) -> Result<(), Error> {
+        if self.overrides.contains_key(authority) {
+            return Ok(());
+        }
+        match self.reach.check(SocketAddr::new(ip, authority.port)) {
+            Err(Error::Loop) => Err(Error::Loop),
+            _ if self.reach.is_listed(ip) => Ok(()),
+            _ => Err(Error::AddressDenied),
+        }
     }
 
     /// A stream to `target`, TLS included.

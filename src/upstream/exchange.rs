@@ -5,12 +5,14 @@
 //! exchange at any point closes the connection: a half-used one is never seen again.
 
 use std::{
+    collections::VecDeque,
     pin::Pin,
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker, ready},
+    time::Duration,
 };
 
 use bytes::Bytes;
@@ -21,6 +23,7 @@ use hyper::{
     client::conn::http1::{Builder, Connection, SendRequest},
 };
 use hyper_util::rt::TokioIo;
+use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::{
     error::Error,
@@ -31,13 +34,48 @@ use crate::{
 #[derive(Debug)]
 pub struct Outgoing {
     incoming: Incoming,
+    /// What was read while the request waited.
+    ahead: VecDeque<Frame<Bytes>>,
+    ahead_bytes: usize,
     sent: Arc<AtomicU64>,
+    expected: bool,
 }
 
 impl Outgoing {
-    /// The body that a client sends; the bytes handed on are added to `sent`.
-    pub fn new(incoming: Incoming, sent: Arc<AtomicU64>) -> Self {
-        Outgoing { incoming, sent }
+    /// The body that a client sends; the bytes handed on are added to `sent`. With `expected`, the client waits for a 100
+    /// before it sends any (RFC 9110 section 10.1.1): asking for the first frame makes the codec send one.
+    pub fn new(incoming: Incoming, sent: Arc<AtomicU64>, expected: bool) -> Self {
+        Outgoing {
+            expected,
+            incoming,
+            ahead: VecDeque::new(),
+            ahead_bytes: 0,
+            sent,
+        }
+    }
+
+    /// Whether the client waits for leave to send it.
+    pub fn is_expected(&self) -> bool {
+        self.expected
+    }
+
+    /// Reads up to [`AHEAD`] bytes while the request waits, so that the end of a client that leaves is not hidden behind
+    /// them. Resolves only if the body breaks off.
+    pub async fn read_ahead(&mut self) -> hyper::Error {
+        std::future::poll_fn(|cx| {
+            while self.ahead_bytes < AHEAD {
+                match ready!(Pin::new(&mut self.incoming).poll_frame(cx)) {
+                    Some(Ok(frame)) => {
+                        self.ahead_bytes += frame.data_ref().map_or(0, Bytes::len);
+                        self.ahead.push_back(frame);
+                    }
+                    Some(Err(e)) => return Poll::Ready(e),
+                    None => break,
+                }
+            }
+            Poll::Pending
+        })
+        .await
     }
 }
 
@@ -49,7 +87,10 @@ impl Body for Outgoing {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let frame = ready!(Pin::new(&mut self.incoming).poll_frame(cx));
+        let frame = match self.ahead.pop_front() {
+            Some(frame) => Some(Ok(frame)),
+            None => ready!(Pin::new(&mut self.incoming).poll_frame(cx)),
+        };
         if let Some(data) = frame
             .as_ref()
             .and_then(|f| f.as_ref().ok())
@@ -61,13 +102,28 @@ impl Body for Outgoing {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.incoming.is_end_stream()
+        self.ahead.is_empty() && self.incoming.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.incoming.size_hint()
+        let ahead: usize = self
+            .ahead
+            .iter()
+            .filter_map(Frame::data_ref)
+            .map(Bytes::len)
+            .sum();
+        let (ahead, rest) = (ahead as u64, self.incoming.size_hint());
+        let mut hint = SizeHint::new();
+        hint.set_lower(rest.lower().saturating_add(ahead));
+        if let Some(upper) = rest.upper() {
+            hint.set_upper(upper.saturating_add(ahead));
+        }
+        hint
     }
 }
+
+/// How much of a body is read while its request waits.
+const AHEAD: usize = 64 * 1024;
 
 /// Interim answers (1xx) that an origin may send before its answer; each is read and left out, which must have an end.
 const INTERIM_LIMIT: usize = 16;
@@ -202,6 +258,9 @@ impl Ready {
 pub struct AnswerBody {
     incoming: Incoming,
     ready: Option<Ready>,
+    /// Runs while the origin sends nothing; most bodies come without it.
+    stall: Option<Pin<Box<Sleep>>>,
+    moved: bool,
 }
 
 impl AnswerBody {
@@ -210,9 +269,26 @@ impl AnswerBody {
         AnswerBody {
             incoming,
             ready: Some(ready),
+            stall: None,
+            moved: false,
         }
     }
+
+    /// Resolves when nothing has come for as long as an origin may be silent in the middle of an answer.
+    fn poll_stall(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let until = Instant::now() + STALL_DEADLINE;
+        let stall = self
+            .stall
+            .get_or_insert_with(|| Box::pin(sleep_until(until)));
+        if std::mem::take(&mut self.moved) {
+            stall.as_mut().reset(until);
+        }
+        stall.as_mut().poll(cx)
+    }
 }
+
+/// An origin that has begun an answer and sends nothing more of it for this long is given up.
+const STALL_DEADLINE: Duration = Duration::from_secs(60);
 
 impl Body for AnswerBody {
     type Data = Bytes;
@@ -226,7 +302,12 @@ impl Body for AnswerBody {
         if let Some(ready) = &mut this.ready {
             let _ = ready.poll_end(cx);
         }
-        let frame = ready!(Pin::new(&mut this.incoming).poll_frame(cx));
+        let Poll::Ready(frame) = Pin::new(&mut this.incoming).poll_frame(cx) else {
+            ready!(this.poll_stall(cx));
+            this.ready = None;
+            return Poll::Ready(Some(Err(Error::ResponseTimeout)));
+        };
+        this.moved = true;
         Poll::Ready(match frame {
             Some(Ok(frame)) => Some(Ok(frame)),
             Some(Err(e)) => {
