@@ -110,3 +110,43 @@ fn a_drain_ends_at_its_limit_when_a_flight_does_not() {
     replica.signal(Signal::TERM);
     replica.await_end(patience);
 }
+
+#[test]
+fn what_still_waits_when_the_time_to_drain_is_up_is_refused_and_not_dropped() {
+    let (origin, site) = (Origin::tls(&[HOST]), Site::new());
+    let recipe = Recipe::new()
+        .proxy("drain = \"1s\"")
+        .destination("google_image", &["*.googleusercontent.com"], "2.0")
+        .origin(&origin);
+    let mut replica = Replica::start(&site, "r0", &recipe);
+    let browser = replica.browser(&site, HOST);
+    let patience = Duration::from_secs(5);
+    let mut queued: Vec<_> = (0..12).map(|_| browser.tunnel().unwrap()).collect();
+    for (n, tunnel) in queued.iter_mut().enumerate() {
+        tunnel
+            .ask("GET", &format!("/b/1?id=queued{n}"), &[])
+            .unwrap();
+    }
+    await_until("they are queued", patience, || {
+        (replica.scrape().sum("paceline_queue_depth", &[])? >= 9.0).then_some(())
+    });
+    replica.signal(Signal::TERM);
+    let answers: Vec<_> = queued
+        .iter_mut()
+        .map(|tunnel| tunnel.answer().unwrap())
+        .collect();
+    let refused: Vec<_> = answers.iter().filter(|a| a.status() == 503).collect();
+    assert!(refused.len() >= 6, "only {} were refused", refused.len());
+    for answer in &refused {
+        assert!(answer.field("retry-after").is_some());
+        assert!(answer.field("proxy-status").is_some());
+    }
+    let served = answers.iter().filter(|a| a.status() == 200).count();
+    assert_eq!(served + refused.len(), 12);
+    assert_eq!(origin.timeline("queued").count(), served);
+    assert_eq!(
+        replica.await_end(Duration::from_secs(10)).code(),
+        Some(0),
+        "a drain that had to refuse is still an orderly end"
+    );
+}

@@ -350,3 +350,38 @@ fn a_request_that_would_come_back_to_us_is_a_loop() {
     );
     assert_eq!(origin.timeline("").count(), 2);
 }
+
+#[test]
+fn our_own_listeners_are_a_loop_even_where_no_address_is_listed() {
+    let (site, origin) = (Site::new(), Origin::plain(&[PLAIN]));
+    let replica = Replica::start(&site, "r0", &recipe().origin(&origin));
+    let own = replica.proxy().to_string();
+    let answer = replica
+        .session(&own)
+        .get(&format!("http://{own}/"))
+        .unwrap();
+    expect(&answer, 502, "proxy_loop_detected");
+}
+
+#[test]
+fn an_origin_cannot_speak_in_our_name() {
+    let (site, origin) = (Site::new(), Origin::plain(&[PLAIN]));
+    let replica = Replica::start(&site, "r0", &recipe().origin(&origin));
+    let url = format!("http://{PLAIN}/b/1?h=Proxy-Status:paceline;%20error=dns_error");
+    let url = url.replace("%20", "");
+    let forged = replica.session(PLAIN).get(&url).unwrap();
+    assert_eq!(forged.status(), 200);
+    assert_eq!(forged.field("proxy-status"), None);
+    let url = format!("http://{PLAIN}/b/1?h=Proxy-Status:other;error=dns_error");
+    let honest = replica.session(PLAIN).get(&url).unwrap();
+    assert_eq!(honest.field("proxy-status"), Some("other;error=dns_error"));
+}
+
+#[test]
+fn a_url_without_a_path_is_asked_for_at_the_root() {
+    let (site, origin) = (Site::new(), Origin::plain(&[PLAIN]));
+    let replica = Replica::start(&site, "r0", &recipe().origin(&origin));
+    let url = format!("http://{PLAIN}?id=rootless");
+    assert_eq!(replica.session(PLAIN).get(&url).unwrap().status(), 200);
+    assert_eq!(origin.timeline("rootless").count(), 1);
+}
