@@ -1,10 +1,11 @@
 //! The operator's listener: metrics, health, status, and a page to look at.
 //!
 //! It is a listener of its own so that it cannot be reached by way of the proxy, and so that a flood of workers does
-//! not keep the operator out.
+//! not keep the operator out. Changes are POSTs, from loopback or with the token.
 
 use std::{
     convert::Infallible,
+    net::SocketAddr,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -15,15 +16,17 @@ use std::{
 use bytes::Bytes;
 use http::{
     HeaderValue, Method, Request, Response, StatusCode,
-    header::{CACHE_CONTROL, CONTENT_TYPE},
+    header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, ORIGIN},
 };
 use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use percent_encoding::percent_decode_str;
 use serde_json::json;
+use subtle::ConstantTimeEq as _;
 use tokio::net::TcpListener;
 
-use crate::{metrics::Among, pacing::time::LocalTime, proxy::Proxy, store::Store};
+use crate::{config::Secret, metrics::Among, pacing::time::LocalTime, proxy::Proxy, store::Store};
 
 /// A head must be there in this time; an idle connection is closed after it too.
 const HEAD_DEADLINE: Duration = Duration::from_secs(30);
@@ -39,6 +42,8 @@ pub struct Admin {
     pub store: Store,
     /// Whether it is going away.
     pub draining: Arc<AtomicBool>,
+    /// Lets changes be made from elsewhere than loopback.
+    pub token: Option<Secret>,
 }
 
 impl Admin {
@@ -54,11 +59,63 @@ impl Admin {
         blockers
     }
 
-    fn answer(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+    async fn answer(&self, request: &Request<Incoming>, peer: SocketAddr) -> Response<Full<Bytes>> {
+        if request.method() == Method::POST {
+            if !self.may_change(request, peer) {
+                return text(
+                    StatusCode::FORBIDDEN,
+                    "changes need a connection from loopback, or \"Authorization: Bearer\" with admin.token\n",
+                );
+            }
+            return self.change(request).await;
+        }
+        self.show(request)
+    }
+
+    /// From loopback, but not on behalf of a web page: a browser on this machine would send what any page tells it to.
+    fn may_change(&self, request: &Request<Incoming>, peer: SocketAddr) -> bool {
+        let given = request.headers().get(AUTHORIZATION);
+        let given = given.and_then(|v| v.as_bytes().strip_prefix(b"Bearer "));
+        match (given, &self.token) {
+            (Some(given), Some(token)) => given.ct_eq(token.reveal().as_bytes()).into(),
+            (Some(_), None) => false,
+            (None, _) => {
+                peer.ip().to_canonical().is_loopback() && !request.headers().contains_key(ORIGIN)
+            }
+        }
+    }
+
+    async fn change(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
+        let query = request.uri().query().unwrap_or_default();
+        match request.uri().path() {
+            "/forget" => match argument(query, "replica") {
+                Some(replica) => outcome(self.forget(&replica).await),
+                None => text(
+                    StatusCode::BAD_REQUEST,
+                    "say which: POST /forget?replica=NAME\n",
+                ),
+            },
+            _ => text(
+                StatusCode::NOT_FOUND,
+                "the only change that can be made is POST /forget?replica=NAME\n",
+            ),
+        }
+    }
+
+    async fn forget(&self, replica: &str) -> Result<String, String> {
+        let Store::Postgres(store) = &self.store else {
+            return Err("the embedded store has one replica only, this one".to_owned());
+        };
+        store.forget(replica).await?;
+        tracing::info!(replica, "forgotten; its number is free");
+        Ok(format!("{replica} is forgotten; its number is free"))
+    }
+
+    fn show(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
         if request.method() != Method::GET && request.method() != Method::HEAD {
             return text(
                 StatusCode::METHOD_NOT_ALLOWED,
-                "only GET is understood here\n",
+                "only GET and POST are understood here\n",
             );
         }
         match request.uri().path() {
@@ -210,15 +267,15 @@ pub async fn run(listener: TcpListener, admin: Arc<Admin>) {
         let Ok(permit) = room.clone().acquire_owned().await else {
             return;
         };
-        let Ok((stream, _)) = listener.accept().await else {
+        let Ok((stream, peer)) = listener.accept().await else {
             tokio::time::sleep(Duration::from_millis(50)).await;
             continue;
         };
         let admin = admin.clone();
         tokio::spawn(async move {
             let service = service_fn(move |request: Request<Incoming>| {
-                let answer = admin.answer(&request);
-                async move { Ok::<_, Infallible>(answer) }
+                let admin = admin.clone();
+                async move { Ok::<_, Infallible>(admin.answer(&request, peer).await) }
             });
             let _ = http1::Builder::new()
                 .timer(TokioTimer::new())
@@ -227,6 +284,23 @@ pub async fn run(listener: TcpListener, admin: Arc<Admin>) {
                 .await;
             drop(permit);
         });
+    }
+}
+
+/// The value of `key` in a query, decoded; `None` when it is missing, empty, or no text.
+fn argument(query: &str, key: &str) -> Option<String> {
+    let value = query
+        .split('&')
+        .find_map(|pair| pair.strip_prefix(key)?.strip_prefix('='))?;
+    let value = percent_decode_str(value).decode_utf8().ok()?;
+    (!value.is_empty()).then(|| value.into_owned())
+}
+
+/// A change that was made, or why it was not.
+fn outcome(outcome: Result<String, String>) -> Response<Full<Bytes>> {
+    match outcome {
+        Ok(done) => text(StatusCode::OK, done + "\n"),
+        Err(why) => text(StatusCode::CONFLICT, why + "\n"),
     }
 }
 

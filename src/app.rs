@@ -123,6 +123,7 @@ impl App {
             proxy: proxy.clone(),
             store,
             draining: drain.flag(),
+            token: config.admin.token,
         });
         Ok(App {
             proxy_address,
@@ -168,6 +169,7 @@ impl App {
             ..
         } = self;
         let stop = drain::asked_to_stop()?;
+        drain::outlive_hangups()?;
         let store = admin.store.clone();
         // The admin listener serves to the end: it must tell that the replica drains.
         tokio::spawn(admin::run(admin_listener, admin));
@@ -205,10 +207,36 @@ fn certificates(config: &Config) -> Result<Leaves> {
         }
     }
     let issuer = Arc::new(Issuer::load(&config.ca.dir)?);
-    for line in uncovered(config, &issuer) {
+    for line in uncovered(config, &issuer)
+        .iter()
+        .chain(&without_effect(config))
+    {
         tracing::warn!("{line}");
     }
     Ok(Leaves::new(issuer)?)
+}
+
+/// A line for each setting that is understood but not yet acted on: silence would be taken for consent.
+pub fn without_effect(config: &Config) -> Vec<String> {
+    let mut lines = Vec::new();
+    if !config.proxy.proxy_protocol_from.is_empty() {
+        lines.push("proxy.proxy_protocol_from has no effect in this version; leave it empty, and send no PROXY headers".to_owned());
+    }
+    for d in &config.destinations {
+        if !d.lockout_status.is_empty() {
+            lines.push(format!(
+                "destination {}: lockout_status has no effect in this version",
+                d.name
+            ));
+        }
+        if d.retry_throttled > 0 {
+            lines.push(format!(
+                "destination {}: retry_throttled has no effect in this version",
+                d.name
+            ));
+        }
+    }
+    lines
 }
 
 /// A line for each destination whose hosts the issuer may not sign for.

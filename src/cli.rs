@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::{Parser, Subcommand};
 
+pub mod admin;
 pub mod ca;
 pub mod check;
 pub mod env;
@@ -37,7 +38,7 @@ impl Cli {
 /// The subcommands.
 #[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
 pub enum Command {
-    /// Serve (the default); Ctrl-C or SIGTERM drains, SIGHUP reloads destinations
+    /// Serve (the default); Ctrl-C or SIGTERM drains
     Run,
     /// Read the configuration, explain every mistake with its line, try the store; exit 0 or 1
     Check,
@@ -46,6 +47,15 @@ pub enum Command {
     Ca(CaCommand),
     /// Print the export lines for a worker's shell
     Env,
+    /// Free the number of a dead replica, for another to take
+    Forget {
+        /// The replica's name, as in its store.replica
+        #[arg(value_name = "REPLICA")]
+        replica: String,
+        /// The admin listener of any running replica; else the one in the configuration
+        #[arg(long, value_name = "URL")]
+        admin: Option<String>,
+    },
 }
 
 /// What `paceline ca` can do.
@@ -118,12 +128,26 @@ mod tests {
     }
 
     #[test]
+    fn forget_names_a_replica_and_perhaps_a_listener() {
+        let forget = |admin: Option<&str>| Command::Forget {
+            replica: "r1".into(),
+            admin: admin.map(Into::into),
+        };
+        assert_eq!(typed("paceline forget r1").unwrap().0, forget(None));
+        assert_eq!(
+            typed("paceline forget r1 --admin http://h:1").unwrap().0,
+            forget(Some("http://h:1"))
+        );
+    }
+
+    #[test]
     fn mistakes_of_usage_exit_with_2_and_help_with_0() {
         for line in [
             "paceline ca",
             "paceline --confg a.toml",
             "paceline serve",
             "paceline check a.toml",
+            "paceline forget",
             "paceline --config",
         ] {
             assert_eq!(typed(line).unwrap_err().exit_code(), 2, "{line}");

@@ -241,6 +241,7 @@ impl Destination {
             interval,
             lead: 0,
             floor: None,
+            spread: 0,
             horizon: horizon(interval, 1),
         };
         let mut imagined = self.imagined.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,42 +1,41 @@
 //! Serves HTTP/1.1 on one byte stream: a client's connection, or the inside of an intercepted tunnel.
 //!
 //! The codec is hyper's. What is added here is time: a connection that sends nothing, sends its head too slowly, or
-//! idles too long is ended, and one that is drained announces it with its last answer.
+//! idles too long is ended, and one that is drained announces it with its last answer. What is added below the codec
+//! is suspicion: see [`framing`].
 
-use std::{
-    convert::Infallible,
-    io,
-    pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU8, Ordering::Relaxed},
-    },
-    task::{Context, Poll},
-    time::Duration,
-};
+pub mod framing;
+pub mod socket;
+pub mod watched;
+
+use std::{convert::Infallible, pin::Pin, sync::Arc, task::Poll, time::Duration};
 
 use bytes::Bytes;
+use http::StatusCode;
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf},
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     time::{Instant, sleep, timeout},
 };
 
-use crate::{drain::Signal, proxy::Downstream};
+use crate::{
+    downstream::watched::{Phase, Watch, Watched},
+    drain::Signal,
+    proxy::Downstream,
+};
 
 /// A request head must be complete this long after its first byte, and the first byte of all after the connection.
 const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 /// A kept-alive connection may wait this long for its next request: longer than any client keeps its own.
 const IDLE_DEADLINE: Duration = Duration::from_secs(600);
-/// Request heads larger than this are refused.
-const HEAD_LIMIT: usize = 64 * 1024;
-/// Fields in a request head.
-const FIELD_LIMIT: usize = 100;
+
+/// How often a client is looked for whose bytes are not being read.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// A connection that we close is read on for this long, and for so many reads, so that the peer gets our last answer.
 const LINGER_DEADLINE: Duration = Duration::from_secs(2);
-const LINGER_READS: usize = 64;
+const LINGER_READS: usize = 256;
 
 /// What a stream that is not HTTP is told.
 pub const BAD_REQUEST: &[u8] = b"HTTP/1.1 400 Bad Request\r\nproxy-status: paceline; error=http_request_error\r\n\
@@ -56,61 +55,74 @@ pub async fn serve<I>(stream: I, downstream: Arc<Downstream>, mut drain: Signal)
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let phase = Arc::new(Phase(AtomicU8::new(NEW)));
+    let watch = Watch::new();
     let service = {
-        let (downstream, phase) = (downstream.clone(), phase.clone());
+        let (downstream, watch) = (downstream.clone(), watch.clone());
         service_fn(move |request| {
-            let (answer, busy) = (downstream.clone().serve(request), Busy::begin(&phase));
+            let (busy, verdict) = watch.begin();
+            let answer = downstream.clone().serve(request, verdict);
+            let watch = watch.clone();
             async move {
                 let mut answer = answer.await?;
+                if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
+                    watch.switched();
+                }
                 answer.body_mut().keep(busy);
                 Ok::<_, Infallible>(answer)
             }
         })
     };
-    let watched = Watched {
-        stream,
-        phase: phase.clone(),
-    };
     let mut connection = http1::Builder::new()
         .half_close(false)
         .auto_date_header(false)
         .preserve_header_case(true)
-        .max_headers(FIELD_LIMIT)
-        .max_header_size(HEAD_LIMIT)
+        .max_headers(framing::FIELD_LIMIT)
+        .max_header_size(framing::HEAD_LIMIT)
         .header_read_timeout(None)
-        .serve_connection(TokioIo::new(watched), service);
-    let (mut seen, mut since) = (NEW, Instant::now());
-    let mut draining = false;
+        .serve_connection(TokioIo::new(Watched::new(stream, watch.clone())), service);
+    let (mut seen, mut since) = (Phase::New, Instant::now());
+    let (mut draining, mut looking) = (false, false);
+    // Looked at from time to time only: setting a timer anew for each request would cost more than it is worth.
+    let mut round = std::pin::pin!(sleep(HEAD_DEADLINE));
     loop {
+        let step = std::future::poll_fn(|cx| match Pin::new(&mut connection).poll(cx) {
+            Poll::Ready(_) => Poll::Ready(Step::Ended),
+            Poll::Pending if !looking && watch.is_inattentive() => Poll::Ready(Step::Look),
+            Poll::Pending => Poll::Pending,
+        });
         tokio::select! {
             biased;
-            ended = &mut connection => {
-                let parts = connection.into_parts();
-                let mut stream = parts.io.into_inner().stream;
-                if downstream.has_promise() {
-                    return Some(Rest { stream, early: parts.read_buf });
+            step = step => match step {
+                Step::Ended => {
+                    let parts = connection.into_parts();
+                    let (stream, early) = parts.io.into_inner().into_parts(parts.read_buf);
+                    if downstream.has_promise() {
+                        return Some(Rest { stream, early });
+                    }
+                    linger(stream).await;
+                    return None;
                 }
-                // The codec answers only some of the heads that it cannot read, and nobody else has seen them.
-                if ended.is_err_and(|e| e.is_parse()) && phase.0.load(Relaxed) == HEAD {
-                    let _ = timeout(LINGER_DEADLINE, stream.write_all(BAD_REQUEST)).await;
-                    let _ = timeout(LINGER_DEADLINE, stream.shutdown()).await;
-                }
-                linger(stream).await;
-                return None;
-            }
+                Step::Look => looking = true,
+            },
             () = drain.started(), if !draining => {
                 draining = true;
                 Pin::new(&mut connection).graceful_shutdown();
             }
-            // Looked at from time to time only: setting a timer anew for each request would cost more than it is worth.
-            () = sleep(HEAD_DEADLINE) => {
-                let now = phase.0.load(Relaxed);
-                if now != seen || now == BUSY {
-                    (seen, since) = (now, Instant::now());
+            () = sleep(LOOK_EVERY), if looking => {
+                looking = watch.is_inattentive();
+                // With the connection go the requests on it: what waits is not sent, what is under way is broken off.
+                if looking && downstream.socket.has_left() {
+                    return None;
                 }
-                let patience = if now == IDLE { IDLE_DEADLINE } else { Duration::ZERO };
-                if now != BUSY && since.elapsed() >= patience {
+            }
+            () = round.as_mut() => {
+                round.as_mut().reset(Instant::now() + HEAD_DEADLINE);
+                let now = watch.phase();
+                let patience = if now == Phase::Idle { IDLE_DEADLINE } else { Duration::ZERO };
+                if now != seen || now == Phase::Busy {
+                    (seen, since) = (now, Instant::now());
+                } else if since.elapsed() >= patience {
+                    // The same for a whole round, or for as long as an idle connection may last.
                     return None;
                 }
             }
@@ -118,9 +130,19 @@ where
     }
 }
 
-/// Reads and forgets what the peer still sends, until it closes too. Closing with unread bytes would make the kernel
+/// What a poll of the connection came to.
+enum Step {
+    Ended,
+    /// Nobody reads the client's bytes any more.
+    Look,
+}
+
+/// Says that we are done, then reads and forgets what the peer still sends, until it closes too. Closing with unread
+/// bytes would make the kernel
 /// reset the connection, and the peer lose our last answer (RFC 9112 section 9.6).
-async fn linger<I: AsyncRead + Unpin>(mut stream: I) {
+async fn linger<I: AsyncRead + AsyncWrite + Unpin>(mut stream: I) {
+    // The codec has done so already, but not after a CONNECT or an upgrade: it leaves the stream to its caller then.
+    let _ = timeout(LINGER_DEADLINE, stream.shutdown()).await;
     let mut scrap = [0; 4096];
     let drained = async {
         for _ in 0..LINGER_READS {
@@ -130,100 +152,4 @@ async fn linger<I: AsyncRead + Unpin>(mut stream: I) {
         }
     };
     let _ = timeout(LINGER_DEADLINE, drained).await;
-}
-
-/// Where a connection is in its life, as seen at its socket and at the service.
-#[derive(Debug)]
-struct Phase(AtomicU8);
-
-/// Nothing has come yet.
-const NEW: u8 = 0;
-/// A part of a request head has come.
-const HEAD: u8 = 1;
-/// A request is being answered.
-const BUSY: u8 = 2;
-/// All requests so far have been answered.
-const IDLE: u8 = 3;
-/// The codec has answered a head that it could not read.
-const SPOILT: u8 = 4;
-
-/// Marks a connection as busy until it is dropped, which is when the last byte of the answer has been handed over.
-#[derive(Debug)]
-pub struct Busy(Arc<Phase>);
-
-impl Busy {
-    fn begin(phase: &Arc<Phase>) -> Self {
-        phase.0.store(BUSY, Relaxed);
-        Busy(phase.clone())
-    }
-}
-
-impl Drop for Busy {
-    fn drop(&mut self) {
-        self.0.0.store(IDLE, Relaxed);
-    }
-}
-
-/// The stream, noting when a head begins to arrive.
-#[derive(Debug)]
-struct Watched<I> {
-    stream: I,
-    phase: Arc<Phase>,
-}
-
-impl<I: AsyncRead + Unpin> AsyncRead for Watched<I> {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        let polled = Pin::new(&mut self.stream).poll_read(cx, buf);
-        if buf.filled().len() > before && matches!(self.phase.0.load(Relaxed), NEW | IDLE) {
-            self.phase.0.store(HEAD, Relaxed);
-        }
-        polled
-    }
-}
-
-impl<I> Watched<I> {
-    /// Bytes that go out between a head's first byte and its request are the codec's own, or the rest of an answer.
-    fn writing(&self) {
-        let _ = self
-            .phase
-            .0
-            .compare_exchange(HEAD, SPOILT, Relaxed, Relaxed);
-    }
-}
-
-impl<I: AsyncWrite + Unpin> AsyncWrite for Watched<I> {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        self.writing();
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        self.writing();
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
 }

@@ -87,3 +87,19 @@ pub fn asked_to_stop() -> std::io::Result<impl Future<Output = &'static str>> {
         }
     })
 }
+
+/// Keeps a SIGHUP from ending the process: the contract gives it to reloading, which this version cannot do yet.
+///
+/// # Errors
+/// The handler cannot be installed.
+pub fn outlive_hangups() -> std::io::Result<()> {
+    let mut hangups = signal(SignalKind::hangup())?;
+    tokio::spawn(async move {
+        while hangups.recv().await.is_some() {
+            tracing::warn!(
+                "SIGHUP does nothing in this version; restart to change the configuration"
+            );
+        }
+    });
+    Ok(())
+}

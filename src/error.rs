@@ -20,6 +20,12 @@ pub enum Error {
     CredentialsNeeded,
     /// The request is malformed, or its framing ambiguous.
     Malformed(&'static str),
+    /// The request line is too long.
+    TargetTooLong,
+    /// The request head is too large, or has too many fields.
+    HeadTooLarge,
+    /// The request's body is in a coding that we don't take off.
+    UnknownCoding,
     /// Authority, SNI and Host disagree inside a tunnel.
     Misdirected,
     /// Nobody governs the host, and only governed hosts may be reached.
@@ -72,6 +78,9 @@ impl Error {
             }
             Error::CredentialsNeeded => StatusCode::PROXY_AUTHENTICATION_REQUIRED,
             Error::Malformed(_) => StatusCode::BAD_REQUEST,
+            Error::TargetTooLong => StatusCode::URI_TOO_LONG,
+            Error::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            Error::UnknownCoding => StatusCode::NOT_IMPLEMENTED,
             Error::Misdirected => StatusCode::MISDIRECTED_REQUEST,
             Error::Paced(Refusal {
                 cause: Cause::StoreAway,
@@ -102,7 +111,11 @@ impl Error {
             | Error::PortDenied
             | Error::CredentialsNeeded => "http_request_denied",
             Error::AddressDenied => "destination_ip_prohibited",
-            Error::Malformed(_) | Error::Misdirected => "http_request_error",
+            Error::Malformed(_)
+            | Error::TargetTooLong
+            | Error::HeadTooLarge
+            | Error::UnknownCoding
+            | Error::Misdirected => "http_request_error",
             Error::Loop => "proxy_loop_detected",
             Error::Paced(Refusal {
                 cause: Cause::StoreAway,
@@ -130,6 +143,9 @@ impl Error {
             Error::ClientDenied => "client_denied",
             Error::CredentialsNeeded => "credentials_needed",
             Error::Malformed(_) => "malformed",
+            Error::TargetTooLong => "target_too_long",
+            Error::HeadTooLarge => "head_too_large",
+            Error::UnknownCoding => "unknown_coding",
             Error::Misdirected => "misdirected",
             Error::HostDenied => "host_denied",
             Error::PortDenied => "port_denied",
@@ -171,6 +187,13 @@ impl Error {
             }
             Error::CredentialsNeeded => "send proxy credentials (Basic) of a user in [proxy.auth]",
             Error::Malformed(what) => what,
+            Error::TargetTooLong => "a request line may have 16 KiB; shorten the URL",
+            Error::HeadTooLarge => {
+                "a request head may have 64 KiB and 100 fields; send fewer or shorter ones"
+            }
+            Error::UnknownCoding => {
+                "the only transfer coding taken here is chunked; send that alone"
+            }
             Error::Misdirected => "this tunnel was opened for another host; open one for this host",
             Error::HostDenied => {
                 "no destination governs this host; add it to one or set ungoverned = \"tunnel\""
@@ -227,6 +250,9 @@ impl Error {
         matches!(
             self,
             Error::Malformed(_)
+                | Error::TargetTooLong
+                | Error::HeadTooLarge
+                | Error::UnknownCoding
                 | Error::CredentialsNeeded
                 | Error::ClientDenied
                 | Error::Draining
@@ -272,6 +298,9 @@ mod tests {
         for e in [
             Error::ClientDenied,
             Error::CredentialsNeeded,
+            Error::TargetTooLong,
+            Error::HeadTooLarge,
+            Error::UnknownCoding,
             Error::Misdirected,
             Error::HostDenied,
             Error::PortDenied,

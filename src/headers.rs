@@ -109,6 +109,24 @@ fn strip(headers: &mut HeaderMap, doomed: impl Fn(&HeaderName) -> bool) {
     *headers = kept;
 }
 
+/// Whether a request asks to switch to WebSocket (RFC 6455 section 4.1): the one protocol that is let through. An upgrade
+/// to h2c or TLS would take what follows out of sight.
+pub fn asks_for_websocket(headers: &HeaderMap) -> bool {
+    let has = |name: HeaderName, wanted: &str| {
+        let values = headers.get_all(name).iter().filter_map(|v| v.to_str().ok());
+        values
+            .flat_map(|v| v.split(','))
+            .any(|v| v.trim().eq_ignore_ascii_case(wanted))
+    };
+    has(CONNECTION, "upgrade") && has(UPGRADE, "websocket")
+}
+
+/// Puts the hop-by-hop fields of a switch to WebSocket back, for the next hop.
+pub fn put_websocket(headers: &mut HeaderMap) {
+    headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+    headers.insert(UPGRADE, HeaderValue::from_static("websocket"));
+}
+
 /// Adds ourselves to `Via` (RFC 9110 section 7.6.3). All replicas go by one name: a request that comes back to any of
 /// them goes in a circle.
 pub fn add_via(headers: &mut HeaderMap, version: Version) {

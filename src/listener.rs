@@ -14,7 +14,8 @@ use tokio::{
 };
 
 use crate::{
-    config, downstream,
+    config,
+    downstream::{self, socket::Socket},
     drain::Signal,
     error::Error,
     policy,
@@ -95,13 +96,15 @@ pub async fn run(listener: TcpListener, proxy: Arc<Proxy>, mut drain: Signal) {
 
 async fn serve(stream: TcpStream, client: IpAddr, proxy: Arc<Proxy>, drain: Signal) {
     let _counted = proxy.metrics.connection();
+    let socket = Socket::new(stream);
     let downstream = Arc::new(Downstream {
         proxy,
         client,
+        socket: socket.clone(),
         pinned: None,
         plan: Default::default(),
     });
-    let rest = downstream::serve(stream, downstream.clone(), drain.clone()).await;
+    let rest = downstream::serve(socket, downstream.clone(), drain.clone()).await;
     if let (Some(rest), Some(plan)) = (rest, downstream.promised()) {
         tunnel::run(&downstream, plan, rest.stream, rest.early, drain).await;
     }

@@ -41,6 +41,7 @@ fn main() -> ExitCode {
         )),
         cli::Command::Ca(cli::CaCommand::Show) => print(cli::ca::show(&config.ca.dir)),
         cli::Command::Ca(cli::CaCommand::Bundle) => print(cli::ca::bundle(&config.ca.dir)),
+        cli::Command::Forget { replica, admin } => forget(&config, admin.as_deref(), &replica),
         cli::Command::Check => Ok(()),
     };
     match done {
@@ -71,6 +72,12 @@ async fn run(config: Config) -> anyhow::Result<()> {
 }
 
 #[tokio::main(flavor = "current_thread")]
+async fn forget(config: &Config, admin: Option<&str>, replica: &str) -> anyhow::Result<()> {
+    let listener = cli::admin::AdminListener::new(admin, &config.admin)?;
+    print(listener.forget(replica).await)
+}
+
+#[tokio::main(flavor = "current_thread")]
 async fn check(mut report: cli::check::CheckReport) -> ExitCode {
     if let Some(config) = report.config.clone() {
         let files = ca::Files::new(&config.ca.dir);
@@ -81,6 +88,9 @@ async fn check(mut report: cli::check::CheckReport) -> ExitCode {
                     .for_each(|l| report.add_fault(l)),
                 Err(e) => report.add_fault(format!("ca: {e}")),
             }
+        }
+        for line in app::without_effect(&config) {
+            report.add_note(format!("warning: {line}"));
         }
         if let Some(store) = &config.store {
             match postgres::try_once(store).await {

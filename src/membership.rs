@@ -17,7 +17,7 @@ use std::{
 
 use self::{
     cluster::{Cluster, Figures},
-    lease::{Claim, Lease, Word, choose},
+    lease::{Seen, Word, choose},
 };
 use crate::{
     config,
@@ -46,6 +46,7 @@ pub struct Membership {
     of: u32,
     ttl: Nanos,
     ceilings: BTreeMap<String, f64>,
+    began: LocalTime,
     state: Mutex<State>,
     full: Seldom,
 }
@@ -56,11 +57,12 @@ struct State {
     all_held: bool,
     /// A heartbeat has passed on the present session.
     heard: bool,
+    /// The latest heartbeat on it did not pass.
+    missed: bool,
     last_heard: Option<LocalTime>,
-    /// The latest store's second that was seen, and where the local clock was then.
-    now: Option<(StoreTime, LocalTime)>,
-    leases: BTreeMap<u32, Lease>,
-    rows: BTreeMap<u32, String>,
+    /// The store's clock when the rows were last read, and where the local clock was then.
+    read: Option<(StoreTime, LocalTime)>,
+    rows: BTreeMap<u32, Seen>,
     cluster: Cluster,
     failing: HashMap<String, Failing>,
     sent: HashMap<String, Sent>,
@@ -88,6 +90,9 @@ pub struct Pulse {
     pub key: Option<String>,
     /// What may be overwritten, besides our own.
     pub seen: Option<String>,
+    /// When the store's clock shows more than this, nothing is to be written: a heartbeat that waited in a frozen server
+    /// or on a bad link would make a replica that has gone over to its share look alive. `None`: the clock is unknown.
+    pub until: Option<StoreTime>,
     /// This run.
     pub incarnation: String,
     /// What to say.
@@ -116,8 +121,13 @@ pub struct Member {
 }
 
 impl Membership {
-    /// A replica that has not been heard yet. `ceilings` are those it is configured with, by destination.
-    pub fn new(settings: &config::Store, ceilings: BTreeMap<String, f64>) -> Self {
+    /// A replica that begins at `began` and has not been heard yet. `ceilings` are those it is configured with, by
+    /// destination.
+    pub fn new(
+        settings: &config::Store,
+        ceilings: BTreeMap<String, f64>,
+        began: LocalTime,
+    ) -> Self {
         let chance = RandomState::new();
         Membership {
             replica: settings.replica.clone(),
@@ -130,6 +140,7 @@ impl Membership {
                 .max(1),
             ttl: nanos(settings.lease_ttl),
             ceilings,
+            began,
             state: Mutex::default(),
             full: Seldom::default(),
         }
@@ -146,10 +157,16 @@ impl Membership {
     }
 
     fn facts(&self, state: &State, cursor: &str, now: LocalTime) -> Facts {
+        let last_heard = state.last_heard.unwrap_or(self.began);
+        let failing = state.failing.get(cursor);
+        // With the whole table locked no heartbeat can tell of it: the others notice our silence.
+        let unheard = failing
+            .filter(|f| state.missed && f.is_told_of(now))
+            .map(|_| last_heard);
         Facts {
             heard: state.heard,
-            last_heard: state.last_heard,
-            told_failing: state.failing.get(cursor).and_then(|f| f.told),
+            last_heard,
+            stuck: failing.and_then(|f| f.told).or(unheard),
             number: state.number,
             all_held: state.all_held,
             silent: self.silent(state, Some(cursor), now),
@@ -159,19 +176,25 @@ impl Membership {
 
     /// Shares of others who may be sending by themselves: silent ones, and those that cannot move `cursor`.
     fn silent(&self, state: &State, cursor: Option<&str>, now: LocalTime) -> u32 {
-        let Some(store_now) = store_now(state, now) else {
-            return 0;
-        };
-        let others = state
-            .leases
-            .values()
-            .filter(|l| l.incarnation != self.incarnation);
-        let silent = others.filter(|l| {
-            let failing = cursor
-                .is_some_and(|c| l.word.failing.contains(c) && !l.has_lapsed(store_now, self.ttl));
-            failing || l.is_silent(store_now, self.ttl)
+        let silent = self.others(state).filter(|row| {
+            let failing = row
+                .lease
+                .as_ref()
+                .zip(cursor)
+                .is_some_and(|(l, c)| l.word.failing.contains(c));
+            (failing && !row.has_lapsed(now, self.ttl)) || row.is_silent(now, self.ttl)
         });
         u32::try_from(silent.count()).unwrap_or(u32::MAX)
+    }
+
+    /// The leases of others.
+    fn others<'s>(&'s self, state: &'s State) -> impl Iterator<Item = &'s Seen> {
+        let is_other = |row: &&Seen| {
+            row.lease
+                .as_ref()
+                .is_some_and(|l| l.incarnation != self.incarnation)
+        };
+        state.rows.values().filter(is_other)
     }
 
     /// A reservation of `cursor` was made (`true`) or failed. One that goes on failing is told to the others.
@@ -181,7 +204,8 @@ impl Membership {
             if !state.failing.is_empty() {
                 state.failing.remove(cursor);
             }
-        } else if state.failing.len() < FAILING_LIMIT {
+        } else if state.heard && state.failing.len() < FAILING_LIMIT {
+            // Without heartbeats it is the store that fails, and not this cursor.
             state.failing.entry(cursor.to_owned()).or_insert(Failing {
                 since: now,
                 told: None,
@@ -203,20 +227,25 @@ impl Membership {
         }
     }
 
-    /// The next heartbeat.
-    pub fn pulse(&self, now: LocalTime) -> Pulse {
+    /// The next heartbeat; when it is not written by `until`, it is not to be written.
+    pub fn pulse(&self, now: LocalTime, until: Option<StoreTime>) -> Pulse {
         let mut state = self.lock();
-        let claim = match state.number {
-            Some(number) => Some(Claim { number, seen: None }),
-            // Before the rows have been seen once, a heartbeat only reads.
-            None => store_now(&state, now)
-                .and_then(|at| choose(&state.rows, &self.replica, self.max_replicas, at, self.ttl)),
+        let number = match state.number {
+            // Before the rows have been read once, a heartbeat only reads.
+            None if state.read.is_some() => {
+                choose(&state.rows, &self.replica, self.max_replicas, now, self.ttl)
+            }
+            number => number,
         };
-        state.all_held = claim.is_none() && state.now.is_some();
+        let seen = match state.number {
+            Some(_) => None,
+            None => number.and_then(|n| Some(state.rows.get(&n)?.text.clone())),
+        };
+        state.all_held = number.is_none() && state.read.is_some();
         let failing: BTreeSet<String> = state
             .failing
             .iter()
-            .filter(|(_, f)| now.since(f.since) >= FAILING_AFTER)
+            .filter(|(_, f)| state.heard && f.is_told_of(now))
             .map(|(cursor, _)| cursor.clone())
             .collect();
         let word = Word {
@@ -235,9 +264,10 @@ impl Membership {
             failing: failing.clone(),
         };
         Pulse {
-            key: claim.as_ref().map(|c| self.key(c.number)),
-            seen: claim.as_ref().and_then(|c| c.seen.clone()),
-            number: claim.map(|c| c.number),
+            key: number.map(|n| self.key(n)),
+            seen,
+            until,
+            number,
             incarnation: self.incarnation.clone(),
             word: word.to_text(),
             keys: (0..self.max_replicas).map(|n| self.key(n)).collect(),
@@ -257,38 +287,52 @@ impl Membership {
     ) {
         let mut state = self.lock();
         let was = (state.number, state.all_held);
-        state.now = Some((now, received));
-        state.rows = rows
-            .into_iter()
-            .filter_map(|(key, text)| {
-                Some((key.strip_prefix(&self.lease_prefix())?.parse().ok()?, text))
-            })
-            .collect();
-        state.leases = state
+        let last = state.read.map(|(_, at)| at);
+        state.read = Some((now, received));
+        let prefix = self.lease_prefix();
+        let mut present = BTreeSet::new();
+        for (key, text) in rows {
+            let Some(number) = key.strip_prefix(&prefix).and_then(|n| n.parse().ok()) else {
+                continue;
+            };
+            present.insert(number);
+            if state.rows.get(&number).is_none_or(|r| r.text != text) {
+                let seen = Seen::new(text, received, now, last);
+                state.rows.insert(number, seen);
+            }
+        }
+        // A row that is gone was not given back: its replica is remembered until it lapses.
+        state
             .rows
-            .iter()
-            .filter_map(|(n, text)| Some((*n, Lease::parse(text)?)))
-            .collect();
+            .retain(|n, row| present.contains(n) || !row.has_lapsed(received, self.ttl));
         state.number = pulse.number.filter(|_| written);
         if state.number.is_some() {
             state.all_held = false;
         }
+        if !state.heard {
+            // What failed before was the store; nobody has been told anything else.
+            state.failing.clear();
+        }
         state.heard = true;
+        state.missed = false;
         state.last_heard = Some(received);
         for cursor in &pulse.failing {
             if let Some(failing) = state.failing.get_mut(cursor) {
                 failing.told.get_or_insert(received);
             }
         }
-        let State {
-            leases, cluster, ..
-        } = &mut *state;
-        for lease in leases.values() {
-            cluster.hear(lease, now.0.div_euclid(SECOND));
+        let State { rows, cluster, .. } = &mut *state;
+        let second = now.0.div_euclid(SECOND);
+        for lease in rows.values().filter_map(|r| r.lease.as_ref()) {
+            let is_self = lease.incarnation == self.incarnation;
+            cluster.hear(lease, second, last.is_none() && !is_self);
         }
-        cluster.forget_others(leases);
+        cluster.forget_others(|i| {
+            rows.values()
+                .filter_map(|r| r.lease.as_ref())
+                .any(|l| l.incarnation == i)
+        });
         let (number, all_held) = (state.number, state.all_held);
-        let first = state.rows.is_empty();
         drop(state);
         if number != was.0 {
             match number {
@@ -299,7 +343,7 @@ impl Membership {
                 ),
             }
         }
-        if all_held && !first && self.full.is_due() {
+        if all_held && self.full.is_due() {
             tracing::warn!(
                 "all {} numbers are held: {}; raise max_replicas in every replica, or free one with `paceline forget REPLICA`",
                 self.max_replicas,
@@ -308,11 +352,12 @@ impl Membership {
         }
     }
 
-    /// A heartbeat may have passed or not: it left by `until` at the latest.
-    pub fn unheard(&self, until: LocalTime) {
+    /// A heartbeat did not pass: surely, or, with `until`, it may yet have been written by then.
+    pub fn unheard(&self, until: Option<LocalTime>) {
         let mut state = self.lock();
+        state.missed = true;
         if state.number.is_some() {
-            state.last_heard = state.last_heard.max(Some(until));
+            state.last_heard = state.last_heard.max(until);
         }
     }
 
@@ -323,7 +368,10 @@ impl Membership {
 
     /// The sessions are gone.
     pub fn lost(&self) {
-        self.lock().heard = false;
+        let mut state = self.lock();
+        state.heard = false;
+        // Only what the others were told of keeps its meaning: they go on leaving room for it.
+        state.failing.retain(|_, f| f.told.is_some());
     }
 
     /// Whether this replica has a place: a number, or the lack of one for want of the store.
@@ -345,14 +393,15 @@ impl Membership {
     /// The smallest ceiling that a live replica is configured with, and whether they disagree.
     pub fn agreed(&self, destination: &str, own: f64, now: LocalTime) -> (f64, bool) {
         let state = self.lock();
-        let Some(store_now) = store_now(&state, now) else {
-            return (own, false);
+        // While the store is away the last agreement holds, however long that is: the others hold to it too.
+        let at = match state.read {
+            Some((_, read)) if !state.heard => read,
+            _ => now,
         };
-        let theirs = state
-            .leases
-            .values()
-            .filter(|l| l.incarnation != self.incarnation && !l.has_lapsed(store_now, self.ttl))
-            .filter_map(|l| l.word.ceilings.get(destination).copied());
+        let theirs = self
+            .others(&state)
+            .filter(|row| !row.has_lapsed(at, self.ttl))
+            .filter_map(|row| row.lease.as_ref()?.word.ceilings.get(destination).copied());
         theirs.fold((own, false), |(least, differ), c| {
             (least.min(c), differ || c != own)
         })
@@ -378,25 +427,23 @@ impl Membership {
     /// All replicas that hold a number.
     pub fn members(&self, now: LocalTime) -> Vec<Member> {
         let state = self.lock();
-        let Some(store_now) = store_now(&state, now) else {
-            return Vec::new();
-        };
-        let member = |(number, lease): (&u32, &Lease)| {
+        let member = |(number, row): (&u32, &Seen)| {
+            let lease = row.lease.as_ref()?;
             let is_self = lease.incarnation == self.incarnation;
-            Member {
+            Some(Member {
                 number: *number,
                 replica: lease.word.replica.clone(),
                 is_self,
                 state: match () {
-                    () if is_self && state.heard => "live",
-                    () if lease.has_lapsed(store_now, self.ttl) => "lapsed",
-                    () if lease.is_silent(store_now, self.ttl) => "silent",
+                    () if is_self && state.heard && !state.missed => "live",
+                    () if row.has_lapsed(now, self.ttl) => "lapsed",
+                    () if row.is_silent(now, self.ttl) => "silent",
                     () => "live",
                 },
-                silent_for: seconds(lease.age(store_now)),
-            }
+                silent_for: seconds(row.age(now)),
+            })
         };
-        state.leases.iter().map(member).collect()
+        state.rows.iter().filter_map(member).collect()
     }
 
     /// The figures of `destination` over all replicas.
@@ -410,7 +457,7 @@ impl Membership {
             .figures(destination, store_now.0.div_euclid(SECOND))
     }
 
-    /// The row of the silent or lapsed replica called `name`, to be removed.
+    /// The row of the silent or lapsed replica called `name`, to be freed: its key, and what stands in it.
     ///
     /// # Errors
     /// There is none, or it lives; the text says which.
@@ -431,7 +478,7 @@ impl Membership {
             .lock()
             .rows
             .get(&member.number)
-            .cloned()
+            .map(|r| r.text.clone())
             .unwrap_or_default();
         Ok((self.key(member.number), row))
     }
@@ -451,6 +498,9 @@ impl Membership {
                 m.replica, m.number, m.silent_for
             ),
         };
+        if members.is_empty() {
+            return "none yet".to_owned();
+        }
         members.iter().map(say).collect::<Vec<_>>().join(", ")
     }
 
@@ -468,7 +518,16 @@ impl Membership {
     }
 }
 
-/// The store's clock by the last heartbeat; a second's drift does not matter to leases.
+/// The store's clock by the last heartbeat; a second's drift does not matter to figures.
 fn store_now(state: &State, now: LocalTime) -> Option<StoreTime> {
-    state.now.map(|(store, local)| store.plus(now.since(local)))
+    state
+        .read
+        .map(|(store, local)| store.plus(now.since(local)))
+}
+
+impl Failing {
+    /// Whether it has failed for long enough to be told to the others.
+    fn is_told_of(&self, now: LocalTime) -> bool {
+        now.since(self.since) >= FAILING_AFTER
+    }
 }

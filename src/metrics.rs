@@ -233,7 +233,7 @@ impl Metrics {
                 &registry,
                 IntGauge::new(
                     "paceline_tunnels",
-                    "Tunnels open at the moment, intercepted ones included.",
+                    "Tunnels open at the moment: bytes passed without pacing.",
                 ),
             ),
             connections: register(
@@ -530,4 +530,89 @@ fn histograms(registry: &Registry, name: &str, help: &str, buckets: &[f64]) -> H
             &["destination"],
         ),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use super::*;
+
+    /// Type and labels of each metric by its name.
+    type Table = BTreeMap<String, (String, BTreeSet<String>)>;
+
+    /// All metrics, as a scrape shows them once each has a value.
+    fn scraped() -> Table {
+        let metrics = Metrics::new();
+        let figures = metrics.destination("d", Mode::Shared);
+        figures.dispatched(0.0, 0.0, false);
+        figures.responded(http::StatusCode::OK);
+        figures.answered("ok");
+        metrics.store_error("timeout");
+        let text = metrics.scrape(&[("d".into(), Standing::default())], Among::default());
+        let mut table = Table::new();
+        for line in text.lines() {
+            if let Some((name, kind)) = line
+                .strip_prefix("# TYPE ")
+                .and_then(|rest| rest.split_once(' '))
+            {
+                table.insert(name.to_owned(), (kind.to_owned(), BTreeSet::new()));
+            } else if let Some((sample, labels)) = line.split_once('{') {
+                // The samples of a family follow its TYPE; those of a histogram have the family's name with a suffix.
+                let (_, (_, known)) = table
+                    .iter_mut()
+                    .filter(|(name, _)| sample.starts_with(name.as_str()))
+                    .max_by_key(|(name, _)| name.len())
+                    .expect("a TYPE before its samples");
+                let names = labels.split(',').filter_map(|l| l.split_once('='));
+                known.extend(names.map(|(n, _)| n.to_owned()).filter(|n| n != "le"));
+            }
+        }
+        table
+    }
+
+    /// The rows of the manual that begin with a metric's name.
+    fn documented() -> Table {
+        let cells = |line: &str| {
+            let mut cells = line.split('|').map(str::trim).skip(1);
+            let name = cells.next()?.strip_prefix('`')?.strip_suffix('`')?;
+            let is_metric = ["paceline_", "process_"]
+                .iter()
+                .any(|prefix| name.starts_with(prefix))
+                && name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_');
+            let (kind, labels) = (cells.next()?, cells.next()?);
+            let labels = labels.split('`').skip(1).step_by(2).map(str::to_owned);
+            is_metric.then(|| (name.to_owned(), (kind.to_owned(), labels.collect())))
+        };
+        include_str!("../docs/metrics.md")
+            .lines()
+            .filter_map(cells)
+            .collect()
+    }
+
+    #[test]
+    fn the_manual_has_every_metric_with_its_type_and_labels_and_no_other() {
+        let (scraped, mut documented) = (scraped(), documented());
+        if !cfg!(target_os = "linux") {
+            documented.retain(|name, _| name.starts_with("paceline_"));
+        }
+        assert_eq!(documented, scraped);
+    }
+
+    /// A metric with labels is left out of a scrape until it has a value, so one that nothing above has set would escape
+    /// the comparison with the manual.
+    #[test]
+    fn every_name_in_this_file_is_part_of_that_comparison() {
+        let named: BTreeSet<_> = include_str!("metrics.rs")
+            .split('"')
+            .skip(1)
+            .filter(|text| text.len() > "paceline_".len() && text.starts_with("paceline_"))
+            .map(str::to_owned)
+            .collect();
+        let scraped: BTreeSet<_> = scraped()
+            .into_keys()
+            .filter(|name| name.starts_with("paceline_"))
+            .collect();
+        assert_eq!(named, scraped);
+    }
 }

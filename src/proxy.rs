@@ -7,6 +7,7 @@ pub mod answer;
 pub mod auth;
 pub mod connect;
 pub mod forward;
+pub mod relay;
 pub mod tunnel;
 
 use std::{
@@ -28,6 +29,7 @@ use crate::{
     ca::Leaves,
     config,
     destination::Destinations,
+    downstream::socket::Socket,
     error::Error,
     headers,
     log::Seldom,
@@ -65,6 +67,8 @@ pub struct Downstream {
     pub proxy: Arc<Proxy>,
     /// Who is at the other end.
     pub client: IpAddr,
+    /// The connection, to see whether they still are.
+    pub socket: Socket,
     /// Inside a tunnel: what it was opened for, and who opened it.
     pub pinned: Option<Pinned>,
     /// What a CONNECT on this connection was promised: carried out once the 200 is sent.
@@ -102,13 +106,15 @@ enum Wish {
 }
 
 impl Downstream {
-    /// Answers one request. Never fails: every error is an answer.
+    /// Answers one request, with a refusal where the `verdict` on its form is one. Never fails: every error is an
+    /// answer.
     ///
     /// # Errors
     /// None; the type is what the codec wants.
     pub async fn serve(
         self: Arc<Self>,
         request: Request<Incoming>,
+        verdict: Result<(), Error>,
     ) -> Result<Response<Answer>, Infallible> {
         let user = self.pinned.as_ref().and_then(|p| p.user.clone());
         let mut record = Record::new(
@@ -119,10 +125,13 @@ impl Downstream {
         );
         let is_connect = request.method() == Method::CONNECT;
         let version = request.version();
-        let outcome = self.carry(request, &mut record).await;
+        let outcome = match verdict {
+            Ok(()) => self.carry(request, &mut record).await,
+            Err(e) => Err(e),
+        };
         Ok(match outcome {
             // A tunnel's record ends with the tunnel, any other with the body of its answer.
-            Ok(response) if is_connect => {
+            Ok(response) if self.has_promise() => {
                 if let Some(promise) =
                     &mut *self.plan.lock().unwrap_or_else(PoisonError::into_inner)
                 {
@@ -188,7 +197,7 @@ impl Downstream {
                 if self.proxy.settings.via {
                     headers::add_via(request.headers_mut(), version);
                 }
-                forward::forward(&self.proxy, terms, request, target, record).await
+                forward::forward(self, terms, request, target, record).await
             }
         }
     }
@@ -322,7 +331,11 @@ fn outgoing(
     sent: Arc<AtomicU64>,
 ) -> Result<Request<Outgoing>, Error> {
     let (mut head, body) = request.into_parts();
+    let websocket = headers::asks_for_websocket(&head.headers);
     headers::strip_request(&mut head.headers);
+    if websocket {
+        headers::put_websocket(&mut head.headers);
+    }
     if head.uri.scheme().is_some() || head.uri.authority().is_some() {
         let path = head.uri.path_and_query().map_or("/", |p| p.as_str());
         head.uri = path

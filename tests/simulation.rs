@@ -1,6 +1,6 @@
 //! The pacing core in random histories: many replicas, one cursor, and everything that can go wrong between them.
 //!
-//! `PACELINE_SIM_HISTORIES` sets how many histories are played, `PACELINE_SIM_SEED` the first seed; a history that
+//! The time without the store has a world of its own (`outages`). `PACELINE_SIM_HISTORIES` sets how many histories are played, `PACELINE_SIM_SEED` the first seed; a history that
 //! breaks a promise prints its seed, its plan and its last events, and playing that one seed shows it again.
 
 mod simulation {
@@ -8,6 +8,7 @@ mod simulation {
     pub mod checks;
     pub mod clocks;
     pub mod faults;
+    pub mod outages;
     pub mod plan;
     pub mod random;
     pub mod replica;
@@ -17,6 +18,7 @@ mod simulation {
 }
 
 use simulation::{
+    outages::{Flaw, Outages, plan::OutagePlan},
     plan::{Plan, SATURATED_SLOTS},
     random::Random,
     replica::{End, State},
@@ -219,6 +221,64 @@ fn planted_faults_are_found() {
         assert!(
             broken.contains(by),
             "{planted:?} was found by another check: {broken}"
+        );
+    }
+}
+
+/// Plays a history of outages; on failure, says how to play it again.
+fn play_outages(seed: u64) -> Outages {
+    let plan = OutagePlan::drawn(seed, &mut Random::new(seed));
+    let (world, outcome) = Outages::run(plan.clone(), Flaw::Nothing);
+    if let Err(broken) = outcome {
+        panic!("PACELINE_SIM_SEED={seed} PACELINE_SIM_HISTORIES=1: {broken}\n{plan:#?}");
+    }
+    world
+}
+
+#[test]
+fn whoever_loses_the_store_the_ceiling_holds_and_everybody_sends() {
+    let (histories, first) = (
+        number("PACELINE_SIM_HISTORIES", HISTORIES).div_ceil(10),
+        number("PACELINE_SIM_SEED", FIRST_SEED),
+    );
+    let workers = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
+    let sent: usize = std::thread::scope(|scope| {
+        let start = |worker| {
+            scope.spawn(move || {
+                (first + worker..first + histories)
+                    .step_by(workers as usize)
+                    .map(|seed| play_outages(seed).sent.len())
+                    .sum::<usize>()
+            })
+        };
+        let threads: Vec<_> = (0..workers).map(start).collect();
+        let sent = threads
+            .into_iter()
+            .map(|t| t.join().unwrap_or_else(|e| std::panic::resume_unwind(e)));
+        sent.sum()
+    });
+    println!("{sent} sent");
+    assert!(sent > 0);
+}
+
+#[test]
+fn planted_flaws_of_the_time_without_the_store_are_found() {
+    for (flaw, by) in [
+        (Flaw::NoWaiting, "ceiling: "),
+        (Flaw::NoRoom, "ceiling: "),
+        (Flaw::FailOpen, "ceiling: "),
+        (Flaw::FailClosed, "pause: "),
+        (Flaw::LateHeartbeats, "ceiling: "),
+        (Flaw::VanishedIsFreed, "ceiling: "),
+    ] {
+        let found = (1..3_000).find_map(|seed| {
+            let plan = OutagePlan::drawn(seed, &mut Random::new(seed));
+            Outages::run(plan, flaw).1.err()
+        });
+        let broken = found.unwrap_or_else(|| panic!("{flaw:?} was not found"));
+        assert!(
+            broken.starts_with(by),
+            "{flaw:?} was found by another check: {broken}"
         );
     }
 }

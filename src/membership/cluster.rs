@@ -8,6 +8,8 @@ use crate::membership::lease::Lease;
 const RATE_SECONDS: i64 = 10;
 /// Whole seconds that are kept, for the busiest one.
 const KEPT_SECONDS: i64 = 300;
+/// Runs that are remembered although they hold no number.
+const KEPT_RUNS: usize = 256;
 /// Seconds that may still grow: a heartbeat is a second late at the least.
 const UNSETTLED: i64 = 2;
 
@@ -31,22 +33,22 @@ pub struct Cluster {
 #[derive(Debug, Default)]
 struct Heard {
     total: u64,
-    /// By incarnation: the count it gave last. One that is new counts from what it says, for it started after us, or
-    /// its count from before is not ours to add.
+    /// By incarnation: the count it gave last.
     last: HashMap<String, u64>,
     /// By second: the count of each incarnation.
     seconds: BTreeMap<i64, HashMap<String, u64>>,
 }
 
 impl Cluster {
-    /// Takes in a lease as it was read at the store's second `now`.
-    pub fn hear(&mut self, lease: &Lease, now: i64) {
+    /// Takes in a lease as it was read at the store's second `now`. What a run had sent `before` we began to listen is not
+    /// ours to add; a run that begins later counts from nothing, also what it sent before it could say so.
+    pub fn hear(&mut self, lease: &Lease, now: i64, before: bool) {
         for (destination, count) in &lease.word.dispatches {
             let heard = self.destinations.entry(destination.clone()).or_default();
             let before = heard
                 .last
                 .insert(lease.incarnation.clone(), *count)
-                .unwrap_or(*count);
+                .unwrap_or(if before { *count } else { 0 });
             heard.total += count.saturating_sub(before);
         }
         for (destination, counts) in &lease.word.seconds {
@@ -69,12 +71,13 @@ impl Cluster {
         }
     }
 
-    /// Forgets runs that are no longer among `leases`, but not what they sent.
-    pub fn forget_others(&mut self, leases: &BTreeMap<u32, Lease>) {
+    /// Forgets runs that nobody `knows` any more, once they are many. (One may come back: two replicas that were given
+    /// the same name take the number from each other.)
+    pub fn forget_others(&mut self, knows: impl Fn(&str) -> bool) {
         for heard in self.destinations.values_mut() {
-            heard
-                .last
-                .retain(|incarnation, _| leases.values().any(|l| l.incarnation == *incarnation));
+            if heard.last.len() > KEPT_RUNS {
+                heard.last.retain(|incarnation, _| knows(incarnation));
+            }
         }
     }
 
@@ -123,8 +126,8 @@ mod tests {
     fn seconds_of_all_replicas_add_up_and_are_not_counted_twice() {
         let mut c = Cluster::default();
         for _ in 0..3 {
-            c.hear(&lease("a", 10, &[(100, 4), (101, 3)]), 103);
-            c.hear(&lease("b", 20, &[(100, 3), (101, 4)]), 103);
+            c.hear(&lease("a", 10, &[(100, 4), (101, 3)]), 103, true);
+            c.hear(&lease("b", 20, &[(100, 3), (101, 4)]), 103, true);
         }
         assert_eq!(
             c.figures("d", 103),
@@ -134,8 +137,8 @@ mod tests {
                 busiest_second: 7
             }
         );
-        c.hear(&lease("a", 14, &[(101, 4)]), 104);
-        c.hear(&lease("b", 21, &[]), 104);
+        c.hear(&lease("a", 14, &[(101, 4)]), 104, false);
+        c.hear(&lease("b", 21, &[]), 104, false);
         let f = c.figures("d", 104);
         assert_eq!((f.dispatches, f.busiest_second), (5, 8));
         assert_eq!(c.figures("d", 500).busiest_second, 0);
@@ -145,10 +148,11 @@ mod tests {
     #[test]
     fn a_restart_does_not_take_anything_away() {
         let mut c = Cluster::default();
-        c.hear(&lease("a1", 100, &[]), 1);
-        c.hear(&lease("a1", 110, &[]), 2);
-        c.hear(&lease("a2", 0, &[]), 3);
-        c.hear(&lease("a2", 5, &[]), 4);
+        c.hear(&lease("a1", 100, &[]), 1, true);
+        c.hear(&lease("a1", 110, &[]), 2, false);
+        // It began without the store.
+        c.hear(&lease("a2", 3, &[]), 3, false);
+        c.hear(&lease("a2", 5, &[]), 4, false);
         assert_eq!(c.figures("d", 4).dispatches, 15);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! The first word is the store's time in nanoseconds, written by the statement itself; the second names one run of one
 //! replica and proves whose lease it is; the rest is JSON. Rows may hold anything: what cannot be read is no lease.
-//! Which number to take is decided here, from the rows alone.
+//! Which number to take is decided here too.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,8 +10,12 @@ use serde_json::{Map, Value, json};
 
 use crate::pacing::{
     share::SILENT_AFTER,
-    time::{Nanos, StoreTime},
+    time::{LocalTime, Nanos, StoreTime},
 };
+
+/// What stands in the row of a number that was given back or freed. A row that is merely gone proves nothing: caches are
+/// cleared, and whoever held the number may live on.
+pub const FREED: &str = "free";
 
 /// Rows longer than this are not read.
 const LONGEST: usize = 256 * 1024;
@@ -115,67 +119,83 @@ impl Lease {
             word: Word::parse(words.next()?)?,
         })
     }
+}
 
-    /// How long its replica has not been heard; an instant in the future is no proof of life.
-    pub fn age(&self, now: StoreTime) -> Nanos {
-        let age = now.since(self.at);
-        if age < -SILENT_AFTER {
-            Nanos::MAX
-        } else {
-            age.max(0)
+/// A row as one replica has seen it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Seen {
+    /// What stood in it.
+    pub text: String,
+    /// The lease in it, if it is one.
+    pub lease: Option<Lease>,
+    /// When it was written, on our clock.
+    written: LocalTime,
+}
+
+impl Seen {
+    /// A row read for the first time, or changed since the rows were `last` read: read at `received`, when the store's
+    /// clock showed `now`.
+    ///
+    /// From here on its age is counted on our own clock, so that a step of the store's clock makes nobody silent and
+    /// lets no lease lapse; nor does a standby that takes over with an older row and another clock. Where the instant in
+    /// the row cannot be believed, the earliest one that can is taken: to leave room for one that lives costs little.
+    pub fn new(text: String, received: LocalTime, now: StoreTime, last: Option<LocalTime>) -> Self {
+        let lease = Lease::parse(&text);
+        let age = lease.as_ref().map_or(0, |l| now.since(l.at));
+        let earliest = last.unwrap_or(received.plus(-SILENT_AFTER - 1));
+        let written = match received.plus(-age) {
+            written if age < 0 || last.is_some_and(|l| written < l) => earliest,
+            written => written,
+        };
+        Seen {
+            text,
+            lease,
+            written,
         }
     }
 
+    /// How long its replica has not been heard.
+    pub fn age(&self, now: LocalTime) -> Nanos {
+        now.since(self.written).max(0)
+    }
+
     /// Whether its replica is not heard, and may be sending by itself.
-    pub fn is_silent(&self, now: StoreTime, ttl: Nanos) -> bool {
+    pub fn is_silent(&self, now: LocalTime, ttl: Nanos) -> bool {
         let age = self.age(now);
-        age > SILENT_AFTER && age < ttl
+        self.lease.is_some() && age > SILENT_AFTER && age < ttl
     }
 
     /// Whether its number may be taken by another.
-    pub fn has_lapsed(&self, now: StoreTime, ttl: Nanos) -> bool {
+    pub fn has_lapsed(&self, now: LocalTime, ttl: Nanos) -> bool {
         self.age(now) >= ttl
     }
-}
-
-/// A number to take, and what must still stand in its row (`None`: nothing must) for the taking to be good.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Claim {
-    /// The number.
-    pub number: u32,
-    /// The row as it was seen.
-    pub seen: Option<String>,
 }
 
 /// Which number `replica` should take: the one that an earlier run of it held, else one that nobody holds, else one that
 /// has lapsed. `None` when all are held.
 pub fn choose(
-    rows: &BTreeMap<u32, String>,
+    rows: &BTreeMap<u32, Seen>,
     replica: &str,
     max_replicas: u32,
-    now: StoreTime,
+    now: LocalTime,
     ttl: Nanos,
-) -> Option<Claim> {
+) -> Option<u32> {
     enum Row {
         Free,
         Ours,
         Lapsed,
         Held,
     }
-    let rate = |number: u32| match rows.get(&number).map(|text| Lease::parse(text)) {
-        None | Some(None) => Row::Free,
-        Some(Some(lease)) if lease.word.replica == replica => Row::Ours,
-        Some(Some(lease)) if lease.has_lapsed(now, ttl) => Row::Lapsed,
-        Some(Some(_)) => Row::Held,
+    let rate = |number: u32| match rows.get(&number).and_then(|r| Some((r, r.lease.as_ref()?))) {
+        None => Row::Free,
+        Some((_, lease)) if lease.word.replica == replica => Row::Ours,
+        Some((row, _)) if row.has_lapsed(now, ttl) => Row::Lapsed,
+        Some(_) => Row::Held,
     };
     let find = |wanted: fn(&Row) -> bool| (0..max_replicas).find(|n| wanted(&rate(*n)));
-    let number = find(|r| matches!(r, Row::Ours))
+    find(|r| matches!(r, Row::Ours))
         .or_else(|| find(|r| matches!(r, Row::Free)))
-        .or_else(|| find(|r| matches!(r, Row::Lapsed)))?;
-    Some(Claim {
-        number,
-        seen: rows.get(&number).cloned(),
-    })
+        .or_else(|| find(|r| matches!(r, Row::Lapsed)))
 }
 
 #[cfg(test)]
@@ -215,46 +235,58 @@ mod tests {
         );
     }
 
+    /// Rows as they are seen at second `now`, which both clocks show.
+    fn seen(now: i64, rows: &[(u32, String)]) -> BTreeMap<u32, Seen> {
+        let at = (LocalTime(now * SECOND), StoreTime(now * SECOND));
+        rows.iter()
+            .map(|(n, text)| (*n, Seen::new(text.clone(), at.0, at.1, None)))
+            .collect()
+    }
+
     #[test]
     fn a_restart_takes_its_own_number_back_at_once() {
-        let rows = [(0, row(1_000, "a")), (2, row(1_000, "b"))].into();
-        let now = StoreTime(1_001 * SECOND);
-        assert_eq!(choose(&rows, "b", 3, now, TTL).map(|c| c.number), Some(2));
-        assert_eq!(
-            choose(&rows, "c", 3, now, TTL),
-            Some(Claim {
-                number: 1,
-                seen: None
-            })
-        );
+        let rows = seen(1_001, &[(0, row(1_000, "a")), (2, row(1_000, "b"))]);
+        let now = LocalTime(1_001 * SECOND);
+        assert_eq!(choose(&rows, "b", 3, now, TTL), Some(2));
+        assert_eq!(choose(&rows, "c", 3, now, TTL), Some(1));
     }
 
     #[test]
     fn a_number_is_taken_over_only_when_it_has_lapsed() {
-        let rows: BTreeMap<u32, String> = [(0, row(1_000, "a")), (1, row(700, "b"))].into();
-        let at = |s: i64| choose(&rows, "c", 2, StoreTime(s * SECOND), TTL).map(|c| c.number);
+        let rows = seen(701, &[(0, row(701, "a")), (1, row(700, "b"))]);
+        let at = |s: i64| choose(&rows, "c", 2, LocalTime(s * SECOND), TTL);
         assert_eq!(at(999), None);
         assert_eq!(at(1_000), Some(1));
-        let now = StoreTime(1_000 * SECOND);
-        let b = Lease::parse(&rows[&1]).expect("a lease");
-        assert!(b.has_lapsed(now, TTL) && !b.is_silent(now, TTL));
-        assert!(
-            b.is_silent(StoreTime(704 * SECOND), TTL) && !b.is_silent(StoreTime(702 * SECOND), TTL)
-        );
+        let (b, at) = (&rows[&1], |s: i64| LocalTime(s * SECOND));
+        assert!(b.has_lapsed(at(1_000), TTL) && !b.is_silent(at(1_000), TTL));
+        assert!(b.is_silent(at(704), TTL) && !b.is_silent(at(702), TTL));
     }
 
     #[test]
-    fn a_row_that_nobody_wrote_is_free() {
-        let rows = [(0, "garbage".to_owned())].into();
-        assert_eq!(
-            choose(&rows, "c", 1, StoreTime(0), TTL),
-            Some(Claim {
-                number: 0,
-                seen: Some("garbage".into())
-            })
-        );
-        let future = Lease::parse(&row(9_000, "z")).expect("a lease");
-        assert!(future.has_lapsed(StoreTime(1_000 * SECOND), TTL));
+    fn a_row_that_holds_no_lease_is_free() {
+        for text in ["garbage", FREED, ""] {
+            let rows = seen(1, &[(0, text.to_owned())]);
+            assert_eq!(choose(&rows, "c", 1, LocalTime(SECOND), TTL), Some(0));
+            assert!(!rows[&0].is_silent(LocalTime(9 * SECOND), TTL));
+        }
+    }
+
+    #[test]
+    fn a_lease_from_the_future_is_silent_until_it_changes_and_lapses_like_any_other() {
+        let ahead = &seen(1_000, &[(0, row(4_600, "a"))])[&0];
+        let at = |s: i64| LocalTime(s * SECOND);
+        assert!(ahead.is_silent(at(1_000), TTL) && !ahead.has_lapsed(at(1_290), TTL));
+        assert!(ahead.has_lapsed(at(1_300), TTL));
+    }
+
+    #[test]
+    fn a_row_that_changed_was_written_since_whatever_the_clock_says() {
+        let at = |s: i64| LocalTime(s * SECOND);
+        let store = StoreTime(4_600 * SECOND);
+        for heard_at in [999, 9_999] {
+            let row = Seen::new(row(heard_at, "a"), at(1_002), store, Some(at(1_000)));
+            assert_eq!(row.age(at(1_002)), 2 * SECOND);
+        }
     }
 
     proptest! {

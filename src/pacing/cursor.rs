@@ -1,4 +1,5 @@
-//! The rule of the cursor: `start = max(now + lead, cursor, floor)`, `cursor = start + k x interval`.
+//! The rule of the cursor: `start = max(now + lead, cursor, floor)`, `cursor = start + k x interval`; a cursor that is
+//! absent is taken to stand as far beyond the floor as others may hold slots.
 //!
 //! This is the Generic Cell Rate Algorithm (ITU-T I.371) with a delay in place of a refusal: the cursor is its
 //! theoretical arrival time and every caller waits for the slot it was given. The memory store, the simulation's model
@@ -17,6 +18,8 @@ pub struct Ask {
     pub lead: Nanos,
     /// The end of the latest slot this replica knows of; `None` when it knows none.
     pub floor: Option<StoreTime>,
+    /// How far beyond the floor others may hold slots: where there is no cursor, that is where slots begin.
+    pub spread: Nanos,
     /// How far ahead of now a cursor or floor can honestly be; one further ahead counts as absent.
     pub horizon: Nanos,
 }
@@ -47,10 +50,14 @@ impl Granted {
 /// `cursor` is `None` when the store holds none or one that is not a sane number.
 pub fn reserve(cursor: Option<StoreTime>, now: StoreTime, ask: &Ask) -> Granted {
     let believed = |t: &StoreTime| t.since(now) <= ask.horizon;
-    let start = [cursor, ask.floor]
+    let floor = ask.floor.filter(believed);
+    // A cursor that was lost stood beyond the slots that others still hold; ours are the only ones we know.
+    let held = cursor
+        .filter(believed)
+        .or(floor.map(|f| f.plus(ask.spread)));
+    let start = [held, floor]
         .into_iter()
         .flatten()
-        .filter(believed)
         .fold(now.plus(ask.lead.max(0)), StoreTime::max);
     Granted {
         now,
@@ -81,6 +88,7 @@ mod tests {
             interval,
             lead: 0,
             floor: None,
+            spread: 0,
             horizon: horizon(interval, 3),
         }
     }
@@ -142,6 +150,37 @@ mod tests {
             prop_assume!(end.0 <= 60 * SECOND);
             let g = reserve(None, now, &Ask { floor: Some(end), ..ask(1, interval) });
             prop_assert!(g.start >= end);
+        }
+
+        /// Replicas that each hold one slot at a time do not meet when the cursor vanishes.
+        #[test]
+        fn a_vanished_cursor_brings_no_burst(
+            vanishes in 4usize..60, interval in 1i64..SECOND,
+        ) {
+            let n = 4;
+            let (mut now, mut cursor) = (StoreTime(1_000 * SECOND), None);
+            let mut held: Vec<Option<Granted>> = vec![None; n];
+            let mut all: Vec<Granted> = Vec::new();
+            for step in 0..80 {
+                // Whoever's slot comes first uses it and asks for the next: all are busy.
+                let next = |r: &usize| held[*r].map_or(StoreTime(0), |g| g.start);
+                let who = (0..n).min_by_key(next).expect("replicas");
+                now = held[who].map_or(now, |g| g.start.max(now));
+                if step == vanishes {
+                    cursor = None;
+                }
+                let ask = Ask {
+                    floor: held[who].map(|g| g.end()),
+                    spread: interval * (n as i64 - 1),
+                    ..ask(1, interval)
+                };
+                let granted = reserve(cursor, now, &ask);
+                cursor = Some(granted.end());
+                held[who] = Some(granted);
+                all.push(granted);
+            }
+            all.sort_by_key(|g| g.start);
+            prop_assert!(all.windows(2).all(|w| w[1].start.since(w[0].start) >= interval));
         }
     }
 }

@@ -20,10 +20,10 @@ use crate::{
     config,
     pacing::{
         alarm::Alarm,
-        cursor::{Ask, Granted, horizon},
+        course::{Course, LOOK_AGAIN, Step, View},
+        cursor::{Ask, Granted},
         pacer::{Action, Arrival, Dispatched, Id, Pacer, Refusal, Settings, Slot},
-        share::{self, Share, Terms},
-        time::{LocalTime, MILLISECOND, Nanos, SECOND, StoreTime},
+        time::{LocalTime, MILLISECOND, Nanos, StoreTime},
     },
     store::{
         Store, memory,
@@ -35,10 +35,6 @@ use crate::{
 const RETRY_STORE: Nanos = 100 * MILLISECOND;
 /// How soon a row that somebody had locked is asked for again.
 const RETRY_LOCKED: Nanos = 500 * MILLISECOND;
-/// How often a lane that cannot use the shared cursor looks whether it can again.
-const LOOK_AGAIN: Nanos = 200 * MILLISECOND;
-/// How often a row that could not be moved is tried while the lane paces on its share.
-const PROBE_EVERY: Nanos = SECOND;
 
 /// Which cursor a lane is on.
 #[derive(Clone, Debug)]
@@ -69,14 +65,12 @@ struct Core {
     pacer: Pacer,
     waiters: HashMap<Id, Waiter>,
     memory: memory::Cursor,
+    course: Course,
     ask: Option<Ask>,
-    /// The start of the slot of our own share that was given last.
-    alone: Option<StoreTime>,
     /// The row was locked when it was last asked for.
     locked: bool,
     /// Ask once only to see whether the row can be moved again.
     probe: Option<Ask>,
-    probe_at: LocalTime,
     /// Whether the driver runs, and what it sleeps for.
     driving: bool,
     armed: Option<LocalTime>,
@@ -93,8 +87,7 @@ struct Waiter {
 #[derive(Debug)]
 enum Turn {
     Connect,
-    /// With whether the slot is one of our own share.
-    Go(Dispatched, Slot, bool),
+    Go(Dispatched, Slot),
     Refused(Refusal),
 }
 
@@ -120,11 +113,10 @@ impl Lane {
             pacer: Pacer::new(settings),
             waiters: HashMap::new(),
             memory: memory::Cursor::default(),
+            course: Course::default(),
             ask: None,
-            alone: None,
             locked: false,
             probe: None,
-            probe_at: LocalTime(Nanos::MIN),
             driving: false,
             armed: None,
             voided: 0,
@@ -187,8 +179,7 @@ impl Lane {
             match action {
                 Action::Connect(id) => core.tell(id, Turn::Connect),
                 Action::Dispatch(who, slot) => {
-                    let alone = core.alone == Some(slot.start);
-                    core.tell(who.id, Turn::Go(who, slot, alone));
+                    core.tell(who.id, Turn::Go(who, slot));
                 }
                 Action::Refuse(id, refusal) => core.tell(id, Turn::Refused(refusal)),
                 Action::Reserve(ask) => match &self.store {
@@ -217,97 +208,27 @@ impl Lane {
         }
     }
 
-    /// Gets slots from a shared cursor as the membership's terms have it.
-    fn reserve(&self, core: &mut Core, now: LocalTime, mut ask: Ask, store: &Postgres) {
+    /// Gets slots from a shared cursor, or from our own share, as the membership's terms have it.
+    fn reserve(&self, core: &mut Core, now: LocalTime, ask: Ask, store: &Postgres) {
         let membership = store.membership();
         let (ceiling, _) = membership.agreed(&self.name.destination, self.name.ceiling, now);
-        if ceiling < self.name.ceiling {
-            ask.interval = ask.interval.max(interval(ceiling));
-            ask.horizon = horizon(ask.interval, core.pacer.settings().max_replicas);
-        }
-        match membership.terms(&self.name.cursor, now) {
-            Terms::Shared { silent, of } => {
-                ask.interval = share::stretched(ask.interval, silent, of);
-                core.ask = Some(ask);
-            }
-            Terms::Hold(until) => core.pacer.failed(until.min(now.plus(LOOK_AGAIN))),
-            Terms::Nothing => core.pacer.failed(now.plus(LOOK_AGAIN)),
-            Terms::Alone(share) => {
-                self.reserve_alone(core, now, ask.interval, share, store);
-                if membership.has_read() && now >= core.probe_at {
-                    core.probe_at = now.plus(PROBE_EVERY);
-                    core.probe = Some(Ask { slots: 1, ..ask });
-                }
-            }
+        let view = View {
+            terms: membership.terms(&self.name.cursor, now),
+            interval: interval(ceiling),
+            reachable: membership.has_read(),
+        };
+        let Core { pacer, course, .. } = core;
+        match store.with_clock(|clock| course.step(now, ask, &view, pacer, clock)) {
+            Step::Ask(ask) => core.ask = Some(ask),
+            Step::Own(probe) => core.probe = probe.or(core.probe),
+            Step::Wait => {}
         }
     }
 
-    /// Takes the next instant of our own share.
-    fn reserve_alone(
-        &self,
-        core: &mut Core,
-        now: LocalTime,
-        interval: Nanos,
-        share: Share,
-        store: &Postgres,
-    ) {
-        let Core {
-            pacer,
-            memory,
-            alone,
-            ..
-        } = core;
-        let granted = store.with_clock(|clock| {
-            let here = clock
-                .to_store(now, now)
-                .filter(|_| share.number.is_some())?;
-            let from = [pacer.floor(), alone.map(|t| t.plus(1))]
-                .into_iter()
-                .flatten()
-                .fold(here, StoreTime::max);
-            // A floor beyond what can honestly be is no floor, as on the cursor itself.
-            let from = if from.since(here) > horizon(interval, share.of) {
-                here
-            } else {
-                from
-            };
-            let granted = Granted {
-                now: here,
-                start: share.next(from, interval),
-                slots: 1,
-                interval,
-            };
-            pacer.granted_alone(now, granted, clock);
-            Some(granted)
-        });
-        // Without a number, or a notion of the store's clock, any instant is as good, as long as they are far enough apart.
-        let granted = granted.unwrap_or_else(|| {
-            let period = share.period(interval);
-            let ask = Ask {
-                slots: 1,
-                interval: period,
-                lead: 0,
-                floor: None,
-                horizon: horizon(period, 1),
-            };
-            let granted = memory.reserve(now, &ask);
-            pacer.granted_alone(now, granted, memory.clock());
-            granted
-        });
-        *alone = Some(granted.start);
-    }
-
-    /// Back on the shared cursor, a slot of our own share that was not used is given up: the others no longer leave room
-    /// for it, and at a slow pace it would lie far ahead.
     fn come_back(&self, core: &mut Core, now: LocalTime) {
-        if let (Some(start), Store::Postgres(store)) = (core.alone, &self.store)
-            && matches!(
-                store.membership().terms(&self.name.cursor, now),
-                Terms::Shared { .. }
-            )
-        {
-            core.alone = None;
-            core.pacer.discard(start);
+        if let (true, Store::Postgres(store)) = (core.course.is_alone(), &self.store) {
+            let terms = store.membership().terms(&self.name.cursor, now);
+            core.course.look(terms, &mut core.pacer);
         }
     }
 
@@ -356,7 +277,7 @@ async fn drive(lane: Arc<Lane>) {
                 }
             }
             // Nobody tells a lane that the store is back: it looks.
-            let look = core.alone.is_some().then(|| now.plus(LOOK_AGAIN));
+            let look = core.course.is_alone().then(|| now.plus(LOOK_AGAIN));
             core.armed = core.pacer.wake_at();
             if call.is_none() && core.armed.is_none() {
                 core.driving = false;
@@ -456,14 +377,13 @@ impl Ticket {
         };
         Poll::Ready(match turn {
             Turn::Connect => Ok(Call::Connect),
-            Turn::Go(who, slot, alone) => {
+            Turn::Go(who, slot) => {
                 core.waiters.remove(&self.id);
                 self.queued = false;
                 Ok(Call::Go(Pass {
                     lane: self.lane.clone(),
                     who,
                     slot,
-                    alone,
                     used: false,
                 }))
             }
@@ -494,7 +414,7 @@ impl Drop for Ticket {
         }
         self.lane.with_pacer(|core, now| {
             match core.waiters.remove(&self.id).and_then(|w| w.turn) {
-                Some(Turn::Go(who, slot, _)) => core.pacer.undispatched(now, who, slot, None),
+                Some(Turn::Go(who, slot)) => core.pacer.undispatched(now, who, slot, None),
                 _ => core.pacer.leave(self.id),
             }
         });
@@ -507,7 +427,6 @@ pub struct Pass {
     lane: Arc<Lane>,
     who: Dispatched,
     slot: Slot,
-    alone: bool,
     used: bool,
 }
 
@@ -522,17 +441,13 @@ impl Pass {
         if !self.slot.is_fresh(now) {
             return Err(rejoin(&self.lane, self.who, self.slot, true));
         }
-        if self.alone {
-            // Used, it counts against the shared cursor too.
-            let mut core = self.lane.lock();
-            let interval = core.pacer.settings().interval;
-            core.pacer.raise_floor(self.slot.start.plus(interval));
+        if self.slot.alone {
+            self.lane.lock().pacer.departed(&self.slot);
         }
         Ok(Departure {
             lane: self.lane.clone(),
             who: self.who,
             slot: self.slot,
-            alone: self.alone,
             at: now,
             ended: false,
         })
@@ -572,7 +487,6 @@ pub struct Departure {
     lane: Arc<Lane>,
     who: Dispatched,
     slot: Slot,
-    alone: bool,
     at: LocalTime,
     ended: bool,
 }
@@ -580,7 +494,7 @@ pub struct Departure {
 impl Departure {
     /// Whether the slot is one of this replica's own share, the store being away.
     pub fn is_alone(&self) -> bool {
-        self.alone
+        self.slot.alone
     }
 
     /// The slot, on the store's clock.

@@ -61,6 +61,10 @@ pub struct Slot {
     pub at: LocalTime,
     /// The last instant at which it may be used.
     pub until: LocalTime,
+    /// The interval to the next slot that anybody may use.
+    pub interval: Nanos,
+    /// Whether it is one of this replica's own share, which was never on the cursor.
+    pub alone: bool,
 }
 
 impl Slot {
@@ -311,14 +315,23 @@ impl Pacer {
 
     /// The store answered a reservation; `clock` has already taken the call in.
     pub fn granted(&mut self, now: LocalTime, granted: Granted, clock: &ClockBounds) {
-        self.take(now, granted, clock);
+        self.take(now, granted, clock, false);
         self.raise_floor(granted.end());
     }
 
     /// A slot of this replica's own share. It was never on the cursor, so the floor rises only if it is used: see
-    /// [`Pacer::raise_floor`].
+    /// [`Pacer::departed`].
     pub fn granted_alone(&mut self, now: LocalTime, granted: Granted, clock: &ClockBounds) {
-        self.take(now, granted, clock);
+        self.take(now, granted, clock, true);
+        // Its instants are known beforehand: none needs to be held ahead, and what is held is lost when the store returns.
+        self.reach = 1;
+    }
+
+    /// A request goes out in `slot`: one of our own share, once used, counts against the cursor too.
+    pub fn departed(&mut self, slot: &Slot) {
+        if slot.alone {
+            self.raise_floor(slot.start.plus(slot.interval));
+        }
     }
 
     /// Nothing before `end` is to be reserved any more.
@@ -326,12 +339,14 @@ impl Pacer {
         self.floor = self.floor.max(Some(end));
     }
 
-    /// The slot that starts at `start`, if it is held, is not to be used: it belongs to a mode that is over.
-    pub fn discard(&mut self, start: StoreTime) {
+    /// Slots of this replica's own share are not to be used any more: the others no longer leave room for them.
+    pub fn discard_alone(&mut self) {
         let before = self.slots.len();
-        self.slots.retain(|s| s.start != start);
-        self.void(before - self.slots.len());
-        self.last_slot = self.slots.back().map(|s| s.at);
+        self.slots.retain(|s| !s.alone);
+        if self.slots.len() < before {
+            self.void(before - self.slots.len());
+            self.last_slot = self.slots.back().map(|s| s.at);
+        }
     }
 
     /// The interval of slots from now on.
@@ -344,7 +359,7 @@ impl Pacer {
         }
     }
 
-    fn take(&mut self, now: LocalTime, granted: Granted, clock: &ClockBounds) {
+    fn take(&mut self, now: LocalTime, granted: Granted, clock: &ClockBounds, alone: bool) {
         self.reserving = false;
         self.store_away = false;
         self.retry_store_at = None;
@@ -377,6 +392,8 @@ impl Pacer {
                     start,
                     at,
                     until: at.plus(grace),
+                    interval: granted.interval,
+                    alone,
                 });
             }
             start = start.plus(granted.interval);
@@ -593,6 +610,7 @@ impl Pacer {
             interval: self.settings.interval,
             lead: 0,
             floor: self.floor,
+            spread: self.spread(),
             horizon: self.horizon(),
         }))
     }
@@ -609,6 +627,18 @@ impl Pacer {
 
     fn horizon(&self) -> Nanos {
         horizon(self.settings.interval, self.settings.max_replicas)
+    }
+
+    /// How far beyond our own last slot the others may hold theirs: as many each as we do.
+    fn spread(&self) -> Nanos {
+        let others = Nanos::from(self.settings.max_replicas.saturating_sub(1));
+        let each = Nanos::try_from(self.reach).unwrap_or(Nanos::MAX);
+        let spread = self
+            .settings
+            .interval
+            .saturating_mul(others)
+            .saturating_mul(each);
+        spread.min(self.horizon())
     }
 
     fn has_room(&self, more: usize) -> bool {

@@ -36,7 +36,7 @@ pub enum Terms {
 /// A replica's part of the ceiling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share {
-    /// Which of the `of` shares; `None` for a replica that has never reached the store, whose instants are any.
+    /// Which of the `of` shares; `None` for a replica that has no number, whose instants are any.
     pub number: Option<u32>,
     /// Shares in all, at least 1.
     pub of: u32,
@@ -47,10 +47,11 @@ pub struct Share {
 pub struct Facts {
     /// Whether a heartbeat has reached the store on the connection at hand.
     pub heard: bool,
-    /// The last instant at which a heartbeat may have reached the store; `None` if none ever did.
-    pub last_heard: Option<LocalTime>,
-    /// When reservations of this cursor began to fail although heartbeats pass, and the others were told so.
-    pub told_failing: Option<LocalTime>,
+    /// The last instant at which a heartbeat may have reached the store; of a replica that never reached it, the instant
+    /// at which it began: an earlier run of it may have been heard until then.
+    pub last_heard: LocalTime,
+    /// Reservations of this cursor keep failing, and since then at the latest the others know or must have noticed.
+    pub stuck: Option<LocalTime>,
     /// The number held, by the last that is known.
     pub number: Option<u32>,
     /// Whether all numbers were found to be held by others.
@@ -64,26 +65,30 @@ pub struct Facts {
 /// How to pace now.
 pub fn terms(now: LocalTime, facts: &Facts) -> Terms {
     let of = facts.of.max(1);
-    let since = match (facts.heard, facts.told_failing) {
-        // A replica with a number of its own may always fall back on it; one without must leave the row alone.
-        (true, Some(told)) if facts.number.is_some() => Some(told),
-        (true, _) => {
-            return Terms::Shared {
+    let alone = Terms::Alone(Share {
+        number: facts.number,
+        of,
+    });
+    if facts.heard {
+        // A replica with a number of its own may fall back on it for one cursor; one without must leave that cursor
+        // alone. Until the others must have noticed, it goes on asking: what it is granted is granted to it only.
+        let noticed = facts.stuck.is_some_and(|t| now >= t.plus(NOTICED_AFTER));
+        return if noticed && facts.number.is_some() {
+            alone
+        } else {
+            Terms::Shared {
                 silent: facts.silent.min(of - 1),
                 of,
-            };
-        }
-        (false, _) => facts.last_heard,
-    };
+            }
+        };
+    }
     if facts.number.is_none() && facts.all_held {
         return Terms::Nothing;
     }
-    match since.map(|t| t.plus(NOTICED_AFTER)) {
-        Some(noticed) if now < noticed => Terms::Hold(noticed),
-        _ => Terms::Alone(Share {
-            number: facts.number,
-            of,
-        }),
+    // Those who were told that the cursor is stuck have left room ever since.
+    match facts.stuck.unwrap_or(facts.last_heard).plus(NOTICED_AFTER) {
+        noticed if now < noticed => Terms::Hold(noticed),
+        _ => alone,
     }
 }
 
@@ -127,8 +132,8 @@ mod tests {
     fn facts() -> Facts {
         Facts {
             heard: true,
-            last_heard: None,
-            told_failing: None,
+            last_heard: LocalTime(SECOND),
+            stuck: None,
             number: Some(1),
             all_held: false,
             silent: 0,
@@ -136,33 +141,33 @@ mod tests {
         }
     }
 
+    const ALONE: Terms = Terms::Alone(Share {
+        number: Some(1),
+        of: 3,
+    });
+
     #[test]
     fn a_replica_alone_waits_until_it_must_have_been_missed() {
         let lost = Facts {
             heard: false,
-            last_heard: Some(LocalTime(SECOND)),
             ..facts()
         };
         let noticed = LocalTime(SECOND).plus(NOTICED_AFTER);
         assert_eq!(terms(noticed.plus(-1), &lost), Terms::Hold(noticed));
-        assert_eq!(
-            terms(noticed, &lost),
-            Terms::Alone(Share {
-                number: Some(1),
-                of: 3
-            })
-        );
+        assert_eq!(terms(noticed, &lost), ALONE);
     }
 
     #[test]
-    fn a_replica_that_never_reached_the_store_takes_a_share_at_once() {
+    fn a_replica_that_never_reached_the_store_waits_for_an_earlier_run_of_it_to_be_missed() {
         let new = Facts {
             heard: false,
             number: None,
             ..facts()
         };
+        let noticed = LocalTime(SECOND).plus(NOTICED_AFTER);
+        assert_eq!(terms(LocalTime(SECOND), &new), Terms::Hold(noticed));
         assert_eq!(
-            terms(LocalTime(0), &new),
+            terms(noticed, &new),
             Terms::Alone(Share {
                 number: None,
                 of: 3
@@ -175,15 +180,14 @@ mod tests {
         let extra = Facts {
             number: None,
             all_held: true,
+            stuck: Some(LocalTime(0)),
             ..facts()
         };
-        assert_eq!(
-            terms(LocalTime(0), &extra),
-            Terms::Shared { silent: 0, of: 3 }
-        );
+        let late = LocalTime(100 * SECOND);
+        assert_eq!(terms(late, &extra), Terms::Shared { silent: 0, of: 3 });
         assert_eq!(
             terms(
-                LocalTime(0),
+                late,
                 &Facts {
                     heard: false,
                     ..extra
@@ -194,22 +198,23 @@ mod tests {
     }
 
     #[test]
-    fn a_cursor_that_cannot_be_moved_is_left_for_the_share_once_all_were_told() {
-        let told = Facts {
-            told_failing: Some(LocalTime(0)),
+    fn a_cursor_that_cannot_be_moved_is_left_for_the_share_once_all_must_know() {
+        let stuck = Facts {
+            stuck: Some(LocalTime(0)),
             ..facts()
         };
         assert_eq!(
-            terms(LocalTime(1), &told),
-            Terms::Hold(LocalTime(NOTICED_AFTER))
+            terms(LocalTime(NOTICED_AFTER - 1), &stuck),
+            Terms::Shared { silent: 0, of: 3 }
         );
-        assert_eq!(
-            terms(LocalTime(NOTICED_AFTER), &told),
-            Terms::Alone(Share {
-                number: Some(1),
-                of: 3
-            })
-        );
+        assert_eq!(terms(LocalTime(NOTICED_AFTER), &stuck), ALONE);
+        // The store lost on top of it: the others leave room already.
+        let lost = Facts {
+            heard: false,
+            last_heard: LocalTime(NOTICED_AFTER),
+            ..stuck
+        };
+        assert_eq!(terms(LocalTime(NOTICED_AFTER), &lost), ALONE);
     }
 
     proptest! {

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
 use crate::{
-    downstream::Busy, error::Error, pacing::lane::Departure, record::Record,
+    downstream::watched::Busy, error::Error, pacing::lane::Departure, record::Record,
     upstream::exchange::AnswerBody,
 };
 

@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use http::{
     Request, Response,
     header::{CONTENT_LENGTH, TRANSFER_ENCODING},
@@ -18,8 +19,10 @@ use crate::{
     authority::Authority,
     config::Ungoverned,
     error::Error,
+    pacing::lane::Departure,
     proxy::{Downstream, answer::Answer},
     record::Record,
+    upstream::stream::Stream,
 };
 
 /// What a tunnel was promised to do.
@@ -36,6 +39,15 @@ pub enum Plan {
     },
     /// Pass bytes to this connection, which is there already.
     Relay(TcpStream),
+    /// Pass bytes to a connection that has switched protocols.
+    Switched {
+        /// The origin's side.
+        origin: Box<Stream>,
+        /// What the origin has sent behind its answer.
+        early: Bytes,
+        /// Ends with the exchange.
+        departure: Option<Departure>,
+    },
 }
 
 /// Reads authority-form (RFC 9112 section 3.2.3). A `Host` field is not looked at: many clients send none, or another.

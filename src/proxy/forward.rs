@@ -5,7 +5,7 @@
 
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
-use http::{Request, Response};
+use http::{Request, Response, StatusCode, header::UPGRADE};
 use tokio::time::Instant;
 
 use crate::{
@@ -19,7 +19,7 @@ use crate::{
         queue::{Client, Urgency},
         time::{LocalTime, nanos},
     },
-    proxy::{Proxy, answer::Answer},
+    proxy::{Downstream, Proxy, answer::Answer, connect::Plan},
     record::Record,
     upstream::{
         Target,
@@ -50,12 +50,13 @@ pub struct Terms {
 /// # Errors
 /// Why it was not sent, or not answered.
 pub async fn forward(
-    proxy: &Proxy,
+    downstream: &Downstream,
     terms: Terms,
     request: Request<Outgoing>,
     target: Target,
     record: &mut Record,
 ) -> Result<Response<Answer>, Error> {
+    let proxy = &downstream.proxy;
     let max_wait = terms
         .max_wait
         .map_or(proxy.settings.max_wait, |w| w.min(proxy.settings.max_wait));
@@ -68,10 +69,10 @@ pub async fn forward(
             record.governed_by(destination.clone());
             if destination.config().dry_run {
                 destination.dispatched_dry(max_wait);
-                return unpaced(proxy, request, &target, record).await;
+                return unpaced(downstream, request, &target, record).await;
             }
             paced(
-                proxy,
+                downstream,
                 &destination,
                 terms,
                 max_wait,
@@ -82,12 +83,12 @@ pub async fn forward(
             .await
         }
         None if proxy.settings.ungoverned == Ungoverned::Deny => Err(Error::HostDenied),
-        None => unpaced(proxy, request, &target, record).await,
+        None => unpaced(downstream, request, &target, record).await,
     }
 }
 
 async fn paced(
-    proxy: &Proxy,
+    downstream: &Downstream,
     destination: &Destination,
     terms: Terms,
     max_wait: Duration,
@@ -105,12 +106,24 @@ async fn paced(
         .lane(&target.authority.host)?
         .enter(arrival)
         .map_err(Error::Paced)?;
+    let (proxy, switches) = (&downstream.proxy, request.headers().contains_key(UPGRADE));
     let mut unsent = 0;
     loop {
         let (departure, ready) = turn(proxy, target, ticket, record, unsent > 0).await?;
         destination.dispatched(&departure, arrived);
         record.queued();
         match exchange(request, ready, record).await {
+            Ok((response, ready)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                return switch(
+                    downstream,
+                    switches,
+                    response,
+                    ready,
+                    Some(departure),
+                    record,
+                )
+                .await;
+            }
             Ok((response, ready)) => {
                 return answer(proxy, response, ready, Some(departure), record);
             }
@@ -214,14 +227,18 @@ async fn connect(
 
 /// A request that needs no slot.
 async fn unpaced(
-    proxy: &Proxy,
+    downstream: &Downstream,
     mut request: Request<Outgoing>,
     target: &Target,
     record: &mut Record,
 ) -> Result<Response<Answer>, Error> {
+    let (proxy, switches) = (&downstream.proxy, request.headers().contains_key(UPGRADE));
     let mut ready = proxy.upstream.ready(target).await?;
     for _ in 0..=UNSENT_LIMIT {
         match exchange(request, ready, record).await {
+            Ok((response, ready)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                return switch(downstream, switches, response, ready, None, record).await;
+            }
             Ok((response, ready)) => return answer(proxy, response, ready, None, record),
             Err(Unanswered::Failed(e)) => return Err(e),
             Err(Unanswered::Unsent(back)) => request = *back,
@@ -249,6 +266,35 @@ async fn exchange(
             Err(_) => before = sent.load(Relaxed),
         }
     }
+}
+
+/// An answer of 101: the connection is handed over and from now on passes bytes both ways. Nothing that the client sent
+/// behind its request has gone to the origin before.
+async fn switch(
+    downstream: &Downstream,
+    asked: bool,
+    response: Response<hyper::body::Incoming>,
+    ready: Ready,
+    departure: Option<Departure>,
+    record: &mut Record,
+) -> Result<Response<Answer>, Error> {
+    if !asked {
+        return Err(Error::BadResponse);
+    }
+    record.answered(response.status());
+    let (origin, early) = tokio::time::timeout(ANSWER_DEADLINE, ready.into_stream())
+        .await
+        .map_err(|_| Error::ResponseTimeout)?;
+    downstream.promise(Plan::Switched {
+        origin: Box::new(origin),
+        early,
+        departure,
+    });
+    let (mut head, _) = response.into_parts();
+    headers::strip_response(&mut head.headers);
+    headers::put_websocket(&mut head.headers);
+    head.version = http::Version::HTTP_11;
+    Ok(Response::from_parts(head, Answer::text("")))
 }
 
 fn answer(

@@ -1,33 +1,26 @@
 //! What goes on in a tunnel once its 200 is sent: interception, or the passing of bytes.
 
-use std::{
-    io,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{io, sync::Arc, time::Duration};
 
-use bytes::{Buf as _, Bytes};
-use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf},
-    net::TcpStream,
-};
+use bytes::Bytes;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio_rustls::TlsAcceptor;
 
 use crate::{
     authority::Host,
-    downstream,
+    downstream::{self, socket::Socket},
     drain::Signal,
-    proxy::{Downstream, Pinned, Promise, Proxy, connect::Plan},
+    proxy::{
+        Downstream, Pinned, Promise, Proxy,
+        connect::Plan,
+        relay::{Early, relay},
+    },
     record::Record,
     upstream::Scheme,
 };
 
 /// The client must have begun, and finished its handshake, in this time.
 const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
-/// Bytes under way in each direction of a relay.
-const RELAY_BUFFER: usize = 32 * 1024;
 /// The first byte of a TLS record that carries a handshake (RFC 8446 section 5.1).
 const TLS_HANDSHAKE: u8 = 0x16;
 
@@ -35,49 +28,37 @@ const TLS_HANDSHAKE: u8 = 0x16;
 pub async fn run(
     outer: &Downstream,
     promise: Promise,
-    client: TcpStream,
+    client: Socket,
     early: Bytes,
     drain: Signal,
 ) {
-    let _open = outer.proxy.metrics.tunnel();
+    let client = Early::new(early, client);
     let mut record = promise.record;
     match promise.plan {
-        Plan::Relay(mut origin) => {
-            let mut client = Early {
-                early,
-                stream: client,
-            };
-            let both = tokio::io::copy_bidirectional_with_sizes(
-                &mut client,
-                &mut origin,
-                RELAY_BUFFER,
-                RELAY_BUFFER,
-            );
-            // A reset by either side is an ordinary end of a tunnel.
-            if let (Ok((sent, received)), Some(record)) = (both.await, &mut record) {
-                record
-                    .sent()
-                    .store(sent, std::sync::atomic::Ordering::Relaxed);
-                record.received(received);
-                record.complete();
-            }
+        Plan::Relay(origin) => {
+            let _open = outer.proxy.metrics.tunnel();
+            relay(client, origin, record).await;
+        }
+        Plan::Switched {
+            origin,
+            early,
+            departure,
+        } => {
+            let _under_way = departure;
+            relay(client, Early::new(early, *origin), record).await;
         }
         Plan::Intercept {
             authority,
             tls,
             user,
         } => {
-            let client = Early {
-                early,
-                stream: client,
-            };
             let pinned = |scheme, sni| Pinned {
                 scheme,
                 authority: authority.clone(),
                 sni,
                 user: user.clone(),
             };
-            match client.first_byte().await {
+            match client.first_byte(HANDSHAKE_DEADLINE).await {
                 Some(TLS_HANDSHAKE) => {
                     let accepted = tokio::time::timeout(
                         HANDSHAKE_DEADLINE,
@@ -123,11 +104,27 @@ where
     let inner = Downstream {
         proxy: outer.proxy.clone(),
         client: outer.client,
+        socket: outer.socket.clone(),
         pinned: Some(pinned),
         plan: Default::default(),
     };
-    // No tunnel can open inside a tunnel, so nothing is left to do after this.
-    downstream::serve(stream, Arc::new(inner), drain).await;
+    let inner = Arc::new(inner);
+    let rest = downstream::serve(stream, inner.clone(), drain).await;
+    // No tunnel can open inside a tunnel, but an exchange may have switched protocols.
+    if let (Some(rest), Some(promise)) = (rest, inner.promised())
+        && let Plan::Switched {
+            origin,
+            early,
+            departure,
+        } = promise.plan
+    {
+        let _under_way = departure;
+        let (client, origin) = (
+            Early::new(rest.early, rest.stream),
+            Early::new(early, *origin),
+        );
+        relay(client, origin, promise.record).await;
+    }
 }
 
 /// A client that does not trust the CA breaks off with an alert; the line says what it needs.
@@ -146,75 +143,5 @@ fn handshake_failed(proxy: &Proxy, host: &Host, e: &io::Error) {
             ?alert,
             "a client broke off TLS; if it does not trust the CA, set what `paceline env` prints in its environment"
         );
-    }
-}
-
-/// A client's connection with what was read of it too early put back in front.
-#[derive(Debug)]
-struct Early {
-    early: Bytes,
-    stream: TcpStream,
-}
-
-impl Early {
-    /// The first byte, which stays to be read; `None` if there is none in time.
-    async fn first_byte(&self) -> Option<u8> {
-        if let Some(first) = self.early.first() {
-            return Some(*first);
-        }
-        let mut first = [0];
-        match tokio::time::timeout(HANDSHAKE_DEADLINE, self.stream.peek(&mut first)).await {
-            Ok(Ok(1)) => Some(first[0]),
-            _ => None,
-        }
-    }
-}
-
-impl AsyncRead for Early {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        if self.early.is_empty() {
-            return Pin::new(&mut self.stream).poll_read(cx, buf);
-        }
-        let n = self.early.len().min(buf.remaining());
-        buf.put_slice(&self.early[..n]);
-        self.early.advance(n);
-        if self.early.is_empty() {
-            self.early = Bytes::new();
-        }
-        Poll::Ready(Ok(()))
-    }
-}
-
-impl AsyncWrite for Early {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }

@@ -1,6 +1,6 @@
 //! The shared store: one table in Postgres, one statement per reservation.
 //!
-//! A task of its own ([`keeper`]) keeps the connections and beats the heart of the membership. Calls use the sessions at
+//! A task of its own (`keeper`) keeps the connections and beats the heart of the membership. Calls use the sessions at
 //! hand, with a deadline; one that misses it ends them, for a connection that stalls is of no more use than one that
 //! broke. A call whose reply was lost may have moved the cursor: its slots count as taken.
 
@@ -74,7 +74,7 @@ impl Postgres {
         let address = Address::parse(config.url.reveal())?;
         let (publish, sessions) = watch::channel(None);
         let (lost, losses) = mpsc::channel(16);
-        let membership = Arc::new(Membership::new(config, ceilings));
+        let membership = Arc::new(Membership::new(config, ceilings, LocalTime::now()));
         let clock = Arc::new(Mutex::new(ClockBounds::default()));
         let store = Arc::new(Postgres {
             key_prefix: config.key_prefix.clone(),
@@ -117,7 +117,7 @@ impl Postgres {
             while self.membership.is_degraded()
                 || self.membership.blocker() == Some(crate::membership::NO_LEASE_YET)
             {
-                // The heartbeat publishes the sessions anew when it has brought a lease.
+                // The keeper publishes the sessions anew when a heartbeat has brought a place.
                 if sessions.changed().await.is_err() {
                     return false;
                 }

@@ -78,8 +78,8 @@ type Wire = Connection<TokioIo<Stream>, Outgoing>;
 #[derive(Debug)]
 pub struct Ready {
     sender: SendRequest<Outgoing>,
-    /// `None` once the connection has ended.
-    wire: Option<Box<Wire>>,
+    wire: Box<Wire>,
+    ended: bool,
     target: Target,
     pool: Arc<Pool>,
 }
@@ -108,7 +108,8 @@ impl Ready {
         let (sender, wire) = made.map_err(|_| Error::Terminated)?;
         Ok(Ready {
             sender,
-            wire: Some(Box::new(wire)),
+            wire: Box::new(wire),
+            ended: false,
             target,
             pool,
         })
@@ -136,13 +137,19 @@ impl Ready {
     }
 
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let Some(wire) = &mut self.wire else {
-            return Poll::Ready(());
-        };
-        // An error ends it as well as a close does; why does not matter to a request that has not been sent.
-        let _ = ready!(Pin::new(&mut **wire).poll(cx));
-        self.wire = None;
+        if !self.ended {
+            // An error ends it as well as a close does; why does not matter to a request that has not been sent.
+            let _ = ready!(Pin::new(&mut *self.wire).poll(cx));
+            self.ended = true;
+        }
         Poll::Ready(())
+    }
+
+    /// After an answer of 101: the bare stream, and what was already read of it.
+    pub async fn into_stream(mut self) -> (Stream, Bytes) {
+        self.ended().await;
+        let parts = self.wire.into_parts();
+        (parts.io.into_inner(), parts.read_buf)
     }
 
     /// Sends a request and waits for the head of its answer.
@@ -256,7 +263,10 @@ impl Drop for AnswerBody {
 }
 
 fn of_hyper(e: &hyper::Error) -> Error {
-    if e.is_parse() || e.is_parse_status() {
+    if e.is_user() {
+        // The one thing of ours that can fail there is the client's body, which broke off or is not framed as it must be.
+        Error::Malformed("the request's body ended early or is malformed; send all of it as framed")
+    } else if e.is_parse() || e.is_parse_status() {
         Error::BadResponse
     } else if e.is_timeout() {
         Error::ResponseTimeout

@@ -1,15 +1,22 @@
 //! The integration tests: claims about replicas as processes, with a real Postgres, a real TLS origin and real clients.
 //! One binary, one module a theme; what they stand on is in `bed`.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "the tests are plain blocking code that measures and waits from outside"
+)]
 
 mod bed;
 mod bulk;
 mod ceiling;
 mod clients;
 mod conformance;
+mod cursor_sql;
 mod destinations;
 mod drain;
+mod framing;
 mod leaving;
 mod metrics;
+mod outage;
 mod queue;
 mod ready;
 mod refusals;

@@ -1,9 +1,6 @@
 //! Postgres as it is found: TLS, several hosts, a pooler in between, replies that get lost, a server that is away.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
+use std::{thread, time::Duration};
 
 use crate::{
     bed::{
@@ -205,12 +202,12 @@ fn a_lost_reply_never_yields_a_slot_used_twice() {
 }
 
 #[test]
-fn without_its_store_a_replica_refuses_clearly_in_time_and_serves_when_the_store_comes() {
+fn without_its_store_a_replica_serves_on_its_share_and_joins_when_the_store_comes() {
     let mut postgres = Postgres::start();
     let (origin, site) = (Origin::tls(&[HOST]), Site::new());
     postgres.stop();
     let store = postgres.url().replace("postgres@", "postgres:hunter2@");
-    let recipe = recipe(&origin, &store, "10.0").proxy("max_wait = \"2s\"");
+    let recipe = recipe(&origin, &store, "12.0");
 
     let config = recipe.write(&site, "checked");
     let check = run_paceline(
@@ -224,32 +221,34 @@ fn without_its_store_a_replica_refuses_clearly_in_time_and_serves_when_the_store
         "{said}"
     );
 
-    let replica = Replica::start_unready(&site, "r0", &recipe);
-    let browser = replica.browser(&site, HOST);
-    let asked = Instant::now();
-    let refused = browser.get("/b/1?id=early").unwrap();
+    let replica = Replica::start(&site, "r0", &recipe);
+    let browser = [replica.browser(&site, HOST)];
+    fetch(&browser, 4, 3);
+    // One of three shares of 12/s.
+    let rate = origin.timeline("w").rate();
     assert!(
-        asked.elapsed() < Duration::from_millis(2_500),
-        "refused after {:?}",
-        asked.elapsed()
+        (3.8..=4.05).contains(&rate),
+        "{rate:.3}/s on a third of 12/s"
     );
-    assert_eq!(refused.status(), 503);
-    assert!(
-        refused
-            .field("proxy-status")
-            .is_some_and(|status| status.starts_with("paceline; error="))
+    let scrape = replica.scrape();
+    assert_eq!(scrape.sum("paceline_degraded", &[]), Some(1.0));
+    assert_eq!(scrape.sum("paceline_store_up", &[]), Some(0.0));
+    assert_eq!(
+        scrape.sum("paceline_dispatches_total", &["mode=\"degraded\""]),
+        Some(12.0)
     );
-    assert!(refused.field("retry-after").is_some());
-    assert!(
-        refused.text().contains("store"),
-        "the refusal does not name the cause: {}",
-        refused.text()
-    );
-    assert_eq!(origin.timeline("").count(), 0);
 
     postgres.resume();
-    replica.await_ready();
-    assert_eq!(browser.get("/b/1?id=late").unwrap().status(), 200);
+    await_until("the store is used", Duration::from_secs(5), || {
+        (replica.scrape().sum("paceline_degraded", &[]) == Some(0.0)).then_some(())
+    });
+    assert_eq!(browser[0].get("/b/1?id=late").unwrap().status(), 200);
+    assert!(
+        replica
+            .scrape()
+            .sum("paceline_dispatches_total", &["mode=\"shared\""])
+            >= Some(1.0)
+    );
     assert!(
         !replica.stderr().contains("hunter2"),
         "the password is in the log"

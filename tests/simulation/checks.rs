@@ -49,6 +49,20 @@ impl World {
                 "request {r} was given a slot that nobody granted: {slot:?}"
             ));
         };
+        if core.waiting.get(&r) != Some(&true) {
+            return Err(format!(
+                "unready: request {r} was given a slot without a ready connection"
+            ));
+        }
+        if self
+            .plan
+            .max_in_flight
+            .is_some_and(|most| core.pacer.in_flight() > most)
+        {
+            return Err(format!(
+                "in flight: request {r} is one more than may be under way"
+            ));
+        }
         self.store.slots[account].given = true;
         self.check_stall(t, replica)?;
         self.stalls[replica] = None;

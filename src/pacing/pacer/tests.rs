@@ -366,6 +366,7 @@ fn one_long_gap_does_not_make_the_queue_look_hopeless() {
         interval: INTERVAL,
         lead: 0,
         floor: None,
+        spread: 0,
         horizon: 60 * SECOND,
     };
     b.cursor.reserve(b.now, &elsewhere);

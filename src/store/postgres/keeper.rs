@@ -1,7 +1,7 @@
 //! The task that keeps the connections, makes others when they are lost, and beats the heart.
 //!
-//! At most one attempt a second is made to connect, whoever waits. Each attempt resolves the host names anew, so that it
-//! follows a failover. A change is told in one line; its repetition is counted and not told.
+//! At most one attempt a second is made to connect, whoever waits; the first one after a loss comes at once. Each attempt
+//! resolves the host names anew, so that it follows a failover. A change is told in one line; its repetition is counted and not told.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -31,9 +31,9 @@ use crate::{
     },
 };
 
-/// The first and the longest pause between two attempts to connect.
-const RECONNECT_FIRST: Duration = Duration::from_millis(50);
-const RECONNECT_LONGEST: Duration = Duration::from_secs(1);
+/// The time from one attempt to connect to the next. (A growing pause would try a server that starts more often in its
+/// first second, and find it no sooner after that.)
+const ATTEMPT_EVERY: Duration = Duration::from_secs(1);
 /// How often expired rows of ours are removed.
 const SWEEP_EVERY: Duration = Duration::from_secs(600);
 
@@ -52,9 +52,9 @@ pub(super) struct Keeper {
 
 impl Keeper {
     pub(super) async fn run(mut self) {
-        let mut pause = RECONNECT_FIRST;
         let mut told: Option<Reason> = None;
         while !self.publish.is_closed() {
+            let attempt = Instant::now();
             match self.open().await {
                 Ok((sessions, wires)) => {
                     tracing::info!(
@@ -62,19 +62,12 @@ impl Keeper {
                         "store up"
                     );
                     self.metrics.store_up(true);
-                    let since = Instant::now();
                     let why = self.hold(sessions, wires).await;
                     let _ = self.publish.send(None);
                     self.membership.lost();
                     self.metrics.store_up(false);
                     tracing::warn!(reason = why.reason().label(), "store lost: {why}");
                     told = Some(why.reason());
-                    // A server that takes connections and at once gives them up is not to be asked all the time.
-                    pause = if since.elapsed() < RECONNECT_LONGEST {
-                        pause * 2
-                    } else {
-                        RECONNECT_FIRST
-                    };
                 }
                 Err(e) => {
                     self.metrics.store_error(e.reason().label());
@@ -82,11 +75,10 @@ impl Keeper {
                         tracing::warn!(reason = e.reason().label(), "store away: {e}");
                         told = Some(e.reason());
                     }
-                    pause *= 2;
                 }
             }
-            pause = pause.min(RECONNECT_LONGEST);
-            tokio::time::sleep(pause).await;
+            // A server that takes connections and at once gives them up is not to be asked all the time either.
+            tokio::time::sleep_until(attempt + ATTEMPT_EVERY).await;
         }
     }
 
@@ -112,7 +104,7 @@ impl Keeper {
         let mut sweep = tokio::time::interval(SWEEP_EVERY);
         let mut beat = tokio::time::interval(Membership::period());
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut published = false;
+        let mut settled = None;
         let why = loop {
             tokio::select! {
                 end = &mut main => break end.ok().flatten().unwrap_or_else(closed),
@@ -129,10 +121,11 @@ impl Keeper {
                         self.metrics.store_error(e.reason().label());
                         break e;
                     }
-                    if !published {
-                        // Reservations begin when the others can know of it.
+                    // Reservations begin when the others can know of it; who waits for a place looks again when it is
+                    // taken.
+                    let now = self.membership.blocker();
+                    if settled.replace(now) != Some(now) {
                         let _ = self.publish.send(Some(sessions.clone()));
-                        published = true;
                     }
                 }
                 _ = sweep.tick() => self.sweep(&sessions),
@@ -143,16 +136,22 @@ impl Keeper {
         why
     }
 
-    /// One heartbeat; two where the first only read the rows that the second needs to take a number.
+    /// One heartbeat; two where the first only read the rows that the second needs to take a number, or came too late
+    /// by a clock that has stepped.
     async fn beat(&self, session: &Session) -> Result<(), StoreError> {
-        for _ in 0..2 {
+        for _ in 0..3 {
             let sent = LocalTime::now();
-            let pulse = self.membership.pulse(sent);
+            let clock = || self.clock.lock().unwrap_or_else(PoisonError::into_inner);
+            let by = sent.plus(nanos(CALL_DEADLINE));
+            let until = clock().to_store(sent, sent);
+            let until = until.map(|t| t.plus(nanos(CALL_DEADLINE)));
+            let pulse = self.membership.pulse(sent, until);
             let beat = Beat {
                 key: pulse.key.as_deref(),
                 incarnation: &pulse.incarnation,
                 word: &pulse.word,
                 seen: pulse.seen.as_deref(),
+                until,
                 lasts: pulse.lasts,
             };
             let call = leases::beat(session, &self.table, &beat, &pulse.keys);
@@ -163,15 +162,16 @@ impl Keeper {
             let echo = match echo {
                 Ok(echo) => echo,
                 Err(e) => {
-                    self.membership.unheard(sent.plus(nanos(CALL_DEADLINE)));
+                    let surely_not = e.reason() == Reason::Locked;
+                    self.membership.unheard((!surely_not).then_some(by));
                     return Err(e);
                 }
             };
             let received = LocalTime::now();
-            self.clock
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .observe(sent, received, echo.now);
+            clock().observe(sent, received, echo.now);
+            if !echo.written && until.is_some_and(|t| echo.now > t) {
+                continue;
+            }
             let first = !self.membership.has_read();
             self.membership
                 .heard(&pulse, received, echo.now, echo.written, echo.rows);

@@ -10,7 +10,7 @@ use super::{
     session::Session,
     sql::{LOCK_TIMEOUT_MS, Table},
 };
-use crate::pacing::time::StoreTime;
+use crate::{membership::lease::FREED, pacing::time::StoreTime};
 
 /// What a heartbeat brought back.
 #[derive(Clone, Debug)]
@@ -34,6 +34,8 @@ pub struct Beat<'b> {
     pub word: &'b str,
     /// A row that holds exactly this may be taken over.
     pub seen: Option<&'b str>,
+    /// The last instant of the store's clock at which to write; `None` is any.
+    pub until: Option<StoreTime>,
     /// For how many seconds the row is not to be swept.
     pub lasts: f64,
 }
@@ -57,19 +59,22 @@ pub async fn beat(
          mine AS (INSERT INTO {t} AS c (cache_key, value, expires) \
          SELECT $1::text, (extract(epoch FROM clock_timestamp()) * 1000000000)::int8::text || ' ' || $2::text || ' ' || $3::text, \
          clock_timestamp() + {lasts} FROM settings WHERE $1::text IS NOT NULL \
+         AND ($7::int8 IS NULL OR extract(epoch FROM clock_timestamp()) <= $7::int8 * 0.000000001) \
          ON CONFLICT (cache_key) DO UPDATE SET value = EXCLUDED.value, expires = \
          CASE WHEN c.expires < clock_timestamp() + {lasts} / 2 THEN EXCLUDED.expires ELSE c.expires END \
          WHERE split_part(c.value, ' ', 2) = $2::text OR c.value = $4::text RETURNING 1) \
          SELECT (extract(epoch FROM clock_timestamp()) * 1000000000)::int8, (SELECT count(*) FROM mine), \
          (SELECT coalesce(json_object_agg(cache_key, value), '{{}}')::text FROM {t} WHERE cache_key = ANY($6::text[]))"
     );
-    let params: [(&(dyn ToSql + Sync), Type); 6] = [
+    let until = beat.until.map(|t| t.0);
+    let params: [(&(dyn ToSql + Sync), Type); 7] = [
         (&beat.key, Type::TEXT),
         (&beat.incarnation, Type::TEXT),
         (&beat.word, Type::TEXT),
         (&beat.seen, Type::TEXT),
         (&beat.lasts, Type::FLOAT8),
         (&keys, Type::TEXT_ARRAY),
+        (&until, Type::INT8),
     ];
     let rows = session.client.query_typed(&text, &params).await?;
     let row = rows
@@ -89,7 +94,8 @@ pub async fn beat(
     })
 }
 
-/// Gives our lease back.
+/// Gives our lease back. The row stays, and says so: one that is merely gone proves nothing to the others, and a heartbeat
+/// that is still under way would make it again.
 ///
 /// # Errors
 /// It stays until it lapses.
@@ -100,7 +106,7 @@ pub async fn release(
     incarnation: &str,
 ) -> Result<(), StoreError> {
     let text = format!(
-        "DELETE FROM {} WHERE cache_key = $1 AND split_part(value, ' ', 2) = $2",
+        "UPDATE {} SET value = '{FREED}' WHERE cache_key = $1 AND split_part(value, ' ', 2) = $2",
         table.quoted()
     );
     session
@@ -110,10 +116,10 @@ pub async fn release(
     Ok(())
 }
 
-/// Removes a lease that still reads as it was seen; says whether it did.
+/// Frees a lease that still reads as it was seen; says whether it did.
 ///
 /// # Errors
-/// Nothing is known of what was removed.
+/// Nothing is known of what was freed.
 pub async fn forget(
     session: &Session,
     table: &Table,
@@ -121,7 +127,7 @@ pub async fn forget(
     seen: &str,
 ) -> Result<bool, StoreError> {
     let text = format!(
-        "DELETE FROM {} WHERE cache_key = $1 AND value = $2 RETURNING 1",
+        "UPDATE {} SET value = '{FREED}' WHERE cache_key = $1 AND value = $2 RETURNING 1",
         table.quoted()
     );
     let rows = session

@@ -4,7 +4,10 @@
 //! nor settings last, and a name that we prepared may be another client's there. A session is therefore used with
 //! named statements only when it is proven to be direct: the server sees our own socket as its peer.
 
-use std::{io, time::Duration};
+use std::{
+    io,
+    time::{Duration, SystemTime},
+};
 
 use tokio::{
     net::{TcpStream, UnixStream},
@@ -20,7 +23,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::pacing::{
     cursor::{Ask, Granted},
-    time::{LocalTime, Nanos, SECOND, StoreTime},
+    time::{LocalTime, Nanos, SECOND, StoreTime, nanos},
 };
 
 use super::{
@@ -64,7 +67,14 @@ pub enum Prepared {
 }
 
 /// What the reservation's parameters are.
-const RESERVE_TYPES: [Type; 5] = [Type::TEXT, Type::INT8, Type::INT8, Type::INT8, Type::INT8];
+const RESERVE_TYPES: [Type; 6] = [
+    Type::TEXT,
+    Type::INT8,
+    Type::INT8,
+    Type::INT8,
+    Type::INT8,
+    Type::INT8,
+];
 
 /// Connects to the first server of the address that will do.
 ///
@@ -189,8 +199,11 @@ async fn open_one(
     for _ in 0..CLOCK_SAMPLES {
         let sent = LocalTime::now();
         let rows = session.client.query_typed(sql::CLOCK, &[]).await?;
-        let now = rows.first().map_or(Ok(0), |r| r.try_get(0))?;
-        session.clock.push((sent, LocalTime::now(), StoreTime(now)));
+        let received = LocalTime::now();
+        if let Some(row) = rows.first() {
+            let now = store_time(row.try_get(0)?);
+            session.clock.push((sent, received, now));
+        }
     }
     Ok((session, wire))
 }
@@ -208,18 +221,19 @@ impl Session {
                 self.client
                     .query_one(
                         &**statement,
-                        &[&key, &span, &ask.lead, &floor, &ask.horizon],
+                        &[&key, &span, &ask.lead, &floor, &ask.horizon, &ask.spread],
                     )
                     .await?
             }
             Prepared::Unnamed(text) => {
-                let [k, s, l, f, h] = RESERVE_TYPES;
-                let params: [(&(dyn ToSql + Sync), _); 5] = [
+                let [k, s, l, f, h, b] = RESERVE_TYPES;
+                let params: [(&(dyn ToSql + Sync), _); 6] = [
                     (&key, k),
                     (&span, s),
                     (&ask.lead, l),
                     (&floor, f),
                     (&ask.horizon, h),
+                    (&ask.spread, b),
                 ];
                 let rows = self.client.query_typed(text, &params).await?;
                 rows.into_iter().next().ok_or_else(|| {
@@ -227,9 +241,9 @@ impl Session {
                 })?
             }
         };
-        let (end, now): (i64, i64) = (row.try_get(0)?, row.try_get(1)?);
+        let end: i64 = row.try_get(0)?;
         Ok(Granted {
-            now: StoreTime(now),
+            now: store_time(row.try_get(1)?),
             start: StoreTime(end.saturating_sub(span)),
             slots: ask.slots,
             interval: ask.interval,
@@ -245,11 +259,20 @@ impl Session {
             interval: 1,
             lead: 0,
             floor: None,
+            spread: 0,
             horizon: SECOND,
         };
         let outcome = self.reserve(sql::REHEARSAL_KEY, &ask).await;
         self.client.batch_execute("ROLLBACK").await?;
         outcome.map(drop)
+    }
+}
+
+/// What Postgres's clock showed, which tokio-postgres gives as if it were this machine's.
+fn store_time(shown: SystemTime) -> StoreTime {
+    match shown.duration_since(SystemTime::UNIX_EPOCH) {
+        Ok(since) => StoreTime(nanos(since)),
+        Err(before) => StoreTime(-nanos(before.duration())),
     }
 }
 

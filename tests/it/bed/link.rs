@@ -5,7 +5,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicUsize, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -45,7 +45,7 @@ pub enum Fault {
 pub struct Link {
     address: SocketAddr,
     fault: watch::Sender<Fault>,
-    connections: Arc<AtomicUsize>,
+    accepted: Arc<AtomicUsize>,
     accepting: JoinHandle<()>,
 }
 
@@ -57,12 +57,12 @@ impl Link {
             .expect("a port for the link");
         let address = listener.local_addr().expect("the bound address");
         let (fault, watched) = watch::channel(Fault::Pass);
-        let connections = Arc::<AtomicUsize>::default();
-        let accepting = runtime().spawn(accept(listener, target, watched, connections.clone()));
+        let accepted = Arc::new(AtomicUsize::new(0));
+        let accepting = runtime().spawn(accept(listener, target, watched, accepted.clone()));
         Link {
             address,
             fault,
-            connections,
+            accepted,
             accepting,
         }
     }
@@ -72,9 +72,9 @@ impl Link {
         self.address
     }
 
-    /// Connections accepted so far.
-    pub fn connections(&self) -> usize {
-        self.connections.load(Ordering::Relaxed)
+    /// How many connections were made to it so far, whatever became of them.
+    pub fn accepted(&self) -> usize {
+        self.accepted.load(Relaxed)
     }
 
     /// Changes what the link does.
@@ -93,11 +93,11 @@ async fn accept(
     listener: TcpListener,
     target: SocketAddr,
     fault: watch::Receiver<Fault>,
-    connections: Arc<AtomicUsize>,
+    accepted: Arc<AtomicUsize>,
 ) {
     let mut relays = JoinSet::new();
     while let Ok((client, _)) = listener.accept().await {
-        connections.fetch_add(1, Ordering::Relaxed);
+        accepted.fetch_add(1, Relaxed);
         let now = *fault.borrow();
         match now {
             Fault::Refuse => drop(client),

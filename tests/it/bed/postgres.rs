@@ -30,10 +30,30 @@ pub struct Postgres {
     server: Option<Process>,
     address: SocketAddr,
     user: Option<Unprivileged>,
+    /// Whether its clock can be set; see [`Postgres::set_clock`].
+    clock: bool,
     dir: TempDir,
 }
 
 impl Postgres {
+    /// A running cluster whose clock can be set.
+    pub fn start_with_clock() -> Postgres {
+        let mut cluster = Postgres::init();
+        cluster.clock = true;
+        cluster.set_clock(0);
+        cluster.resume();
+        cluster
+    }
+
+    /// Sets the server's clock so many seconds ahead of the machine's, from one statement to the next.
+    pub fn set_clock(&mut self, ahead: i64) {
+        let path = self.dir.path().join("clock");
+        let new = self.dir.path().join("clock.new");
+        fs::write(&new, format!("{ahead:+}\n")).expect("our own folder");
+        // Never half written: the server reads it at each look at its clock.
+        fs::rename(new, path).expect("our own folder");
+    }
+
     /// A running cluster.
     pub fn start() -> Postgres {
         let mut cluster = Postgres::init();
@@ -67,6 +87,7 @@ impl Postgres {
             server: None,
             address: free_address(),
             user,
+            clock: false,
             dir,
         };
         let mut initdb = cluster.command("initdb");
@@ -120,6 +141,14 @@ impl Postgres {
                 .arg("-k")
                 .arg(self.dir.path());
             command.args(["-p", &self.address.port().to_string()]);
+            if self.clock {
+                command
+                    .env("LD_PRELOAD", faketime())
+                    .env("FAKETIME_TIMESTAMP_FILE", self.dir.path().join("clock"))
+                    .env("FAKETIME_NO_CACHE", "1")
+                    // Time-outs go on by the real clock.
+                    .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+            }
             let mut server =
                 Process::start("postgres", self.dir.path(), command).expect("postgres can be run");
             let answers = await_until("postgres answers or ends", PATIENCE, || {
@@ -147,6 +176,55 @@ impl Postgres {
         self.end(Signal::INT);
     }
 
+    /// Ends the server as a crash of its machine would: nothing is flushed, no connection is told.
+    pub fn stop_hard(&mut self) {
+        self.end(Signal::QUIT);
+    }
+
+    /// Stops all its processes where they are, until [`Postgres::thaw`]. Its connections stay open.
+    pub fn freeze(&mut self) {
+        if let Some(server) = &mut self.server {
+            server.signal_family(Signal::STOP);
+        }
+    }
+
+    /// Lets a frozen server go on.
+    pub fn thaw(&mut self) {
+        if let Some(server) = &mut self.server {
+            server.signal_family(Signal::CONT);
+        }
+    }
+
+    /// A running standby that follows this server by streaming replication.
+    pub fn standby(&self) -> Postgres {
+        let dir = tempfile::Builder::new()
+            .prefix("paceline-pg-")
+            .tempdir()
+            .expect("a temporary folder");
+        if let Some(user) = &self.user {
+            user.own(dir.path());
+        }
+        let mut standby = Postgres {
+            server: None,
+            address: free_address(),
+            user: self.user,
+            clock: false,
+            dir,
+        };
+        let mut copy = standby.command("pg_basebackup");
+        copy.args(["--write-recovery-conf", "--checkpoint=fast", "--no-sync"])
+            .args(["-d", &self.url(), "-D"])
+            .arg(standby.data());
+        let made = copy.output().expect("pg_basebackup can be run");
+        assert!(
+            made.status.success(),
+            "pg_basebackup: {}",
+            String::from_utf8_lossy(&made.stderr)
+        );
+        standby.resume();
+        standby
+    }
+
     fn end(&mut self, signal: Signal) {
         if let Some(mut server) = self.server.take() {
             server.signal(signal);
@@ -162,6 +240,12 @@ impl Postgres {
     /// A URL for the superuser.
     pub fn url(&self) -> String {
         url(self.address)
+    }
+
+    /// The same by way of the Unix socket.
+    pub fn socket_url(&self) -> String {
+        let dir = self.dir.path().to_string_lossy().replace('/', "%2F");
+        format!("postgres://postgres@{dir}:{}/postgres", self.address.port())
     }
 
     /// A connection for the superuser.
@@ -188,6 +272,7 @@ impl Postgres {
 
 impl Drop for Postgres {
     fn drop(&mut self) {
+        self.thaw();
         // SIGQUIT is immediate shutdown; SIGKILL alone would leave the server's own children behind.
         self.end(Signal::QUIT);
     }
@@ -215,6 +300,16 @@ fn programs() -> PathBuf {
         .max_by_key(|path| version(path))
         .expect("a Postgres server: install postgresql, as tests/run does")
         .join("bin")
+}
+
+/// The library that shows a process another time.
+fn faketime() -> PathBuf {
+    let folders = fs::read_dir("/usr/lib").expect("/usr/lib");
+    let library = folders
+        .flatten()
+        .map(|folder| folder.path().join("faketime/libfaketime.so.1"))
+        .find(|path| path.exists());
+    library.expect("libfaketime: install it, as tests/run does")
 }
 
 #[cfg(test)]

@@ -76,6 +76,19 @@ impl Process {
         let _ = kill_process(pid(&self.child), signal);
     }
 
+    /// Sends a signal to this process and to all its children; to it first, so that it makes no more of them.
+    pub fn signal_family(&mut self, signal: Signal) {
+        self.signal(signal);
+        let id = self.child.id();
+        let children = format!("/proc/{id}/task/{id}/children");
+        let children = read_lossy(Path::new(&children));
+        for child in children.split_whitespace().filter_map(|n| n.parse().ok()) {
+            if let Some(child) = Pid::from_raw(child) {
+                let _ = kill_process(child, signal);
+            }
+        }
+    }
+
     /// Kills the group that it leads, as a supervisor kills a worker with all that it has started. Only for a command
     /// that was given a group of its own.
     pub fn kill_group(&mut self) {

@@ -119,6 +119,11 @@ impl Replica {
         Scrape::parse(&answer.text())
     }
 
+    /// Where the operator looks.
+    pub fn admin_address(&self) -> SocketAddr {
+        self.admin
+    }
+
     /// Where clients connect.
     pub fn proxy(&self) -> SocketAddr {
         self.proxy

@@ -357,5 +357,6 @@ async fn listen<S: AsyncRead>(mut from: ReadHalf<S>, tell: watch::Sender<Heard>)
     while let Ok(n @ 1..) = from.read(&mut piece).await {
         tell.send_modify(|heard| heard.bytes.extend_from_slice(&piece[..n]));
     }
+
     tell.send_modify(|heard| heard.ended = Some(Instant::now()));
 }

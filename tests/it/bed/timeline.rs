@@ -55,6 +55,30 @@ impl Timeline {
         gaps.get(rank.min(gaps.len().checked_sub(1)?)).copied()
     }
 
+    /// By how many requests a pace of `rate` per second was exceeded at most, over any span: the largest of arrivals in
+    /// `[t, u]` less `rate` times `u - t`. An exact pace gives 1.
+    pub fn excess(&self, rate: f64) -> f64 {
+        let (mut lowest, mut most) = (f64::MAX, 0.0f64);
+        for (n, at) in self.at.iter().enumerate() {
+            let ahead = n as f64 - rate * at.as_secs_f64();
+            lowest = lowest.min(ahead);
+            most = most.max(ahead - lowest + 1.0);
+        }
+        most
+    }
+
+    /// The arrivals from `from` until before `to`.
+    pub fn between(&self, from: Duration, to: Duration) -> Timeline {
+        Timeline {
+            at: self
+                .at
+                .iter()
+                .copied()
+                .filter(|at| (from..to).contains(at))
+                .collect(),
+        }
+    }
+
     /// The arrivals at or after `from`.
     pub fn since(&self, from: Duration) -> Timeline {
         Timeline {
@@ -222,6 +246,21 @@ mod tests {
     fn an_id_seen_twice_is_named() {
         assert_eq!(duplicates(["a", "b", "a", "c", "c"]), vec!["a", "c"]);
         assert!(duplicates(["a", "b"]).is_empty());
+    }
+
+    #[test]
+    fn an_exact_pace_exceeds_itself_by_one_and_a_burst_by_what_it_adds() {
+        assert!((millis(&even(50, 50)).excess(20.0) - 1.0).abs() < 1e-9);
+        let mut at = even(50, 50);
+        at.extend([1_010, 1_020, 1_030]);
+        assert!((millis(&at).excess(20.0) - 4.0).abs() < 1e-9);
+        assert_eq!(millis(&[]).excess(20.0), 0.0);
+    }
+
+    #[test]
+    fn only_arrivals_of_a_span_are_kept() {
+        let part = millis(&[0, 5, 10]).between(Duration::from_millis(5), Duration::from_millis(10));
+        assert_eq!(part.count(), 1);
     }
 
     #[test]

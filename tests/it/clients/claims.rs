@@ -54,7 +54,7 @@ pub fn paces_each_request(program: &Program) {
     assert!(timeline.count() >= 3);
     let gap = timeline.gap(0.0).expect("three arrivals");
     assert!(gap >= Duration::from_millis(40), "{gap:?} at 20/s");
-    let tunnels = scene.link.connections();
+    let tunnels = scene.link.accepted();
     if program.keeps_its_tunnel {
         assert_eq!(tunnels, 1, "three fetches by one session");
     }
@@ -162,9 +162,9 @@ pub fn is_rejected_without_the_ca(program: &Program) {
     );
     assert_eq!(scene.origin.timeline("").count(), 0);
     assert!(
-        scene.link.connections() < STORM,
+        scene.link.accepted() < STORM,
         "{} connections",
-        scene.link.connections()
+        scene.link.accepted()
     );
 }
 
@@ -181,11 +181,11 @@ pub fn does_not_storm(program: &Program) {
         ("no room in the queue", MINUTE),
         ("TLS failure upstream", UNTRUSTED),
     ] {
-        let before = scene.link.connections();
+        let before = scene.link.accepted();
         let mut client = scene.start(program, &["get", &url(host, "/b/1")]);
         let ended = ends(&mut client);
         client.kill_group();
-        let connections = scene.link.connections() - before;
+        let connections = scene.link.accepted() - before;
         if connections >= STORM || !ended {
             faults.push(format!(
                 "{failure}: {connections} connections, gave up: {ended}"

@@ -93,7 +93,7 @@ fn a_clone_is_many_paced_requests_on_one_tunnel() {
         let gap = pair[1].at - pair[0].at;
         assert!(gap >= Duration::from_millis(40), "{gap:?} at 20/s");
     }
-    assert_eq!(scene.link.connections(), 1);
+    assert_eq!(scene.link.accepted(), 1);
 }
 
 /// Puts a folder's files at `prefix`, as a server of files would.

@@ -1,0 +1,173 @@
+//! A client's TCP connection, shared between the codec that reads it and the one who watches whether it is still there.
+//!
+//! A client that leaves is seen by reading, but the codec reads only as far as it is asked to: while a body waits for its
+//! turn, or a next request lies buffered, the end of the stream stands behind bytes that nobody takes. The kernel knows.
+
+use std::{
+    io,
+    net::Shutdown,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll, ready},
+};
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+};
+
+/// The connection. Clones share it; only one of them may read and write.
+#[derive(Clone, Debug)]
+pub struct Socket(Arc<TcpStream>);
+
+impl Socket {
+    /// Shares a connection.
+    pub fn new(stream: TcpStream) -> Self {
+        Socket(Arc::new(stream))
+    }
+
+    /// Whether the peer has closed its side or reset the connection, whatever lies unread before that.
+    pub fn has_left(&self) -> bool {
+        let mut fds = [PollFd::new(&*self.0, PollFlags::RDHUP)];
+        let at_once = Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        let gone = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+        rustix::event::poll(&mut fds, Some(&at_once)).is_ok() && fds[0].revents().intersects(gone)
+    }
+
+    /// Waits for the next byte, which stays to be read; `None` at the end of the stream.
+    ///
+    /// # Errors
+    /// The connection broke.
+    pub async fn first_byte(&self) -> io::Result<Option<u8>> {
+        let mut first = [0];
+        Ok((self.0.peek(&mut first).await? == 1).then_some(first[0]))
+    }
+}
+
+impl AsyncRead for Socket {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        loop {
+            ready!(self.0.poll_read_ready(cx))?;
+            match self.0.try_read(buf.initialize_unfilled()) {
+                Ok(n) => {
+                    buf.advance(n);
+                    return Poll::Ready(Ok(()));
+                }
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                Err(e) => return Poll::Ready(Err(e)),
+            }
+        }
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.write(cx, |s| s.try_write(buf))
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.write(cx, |s| s.try_write_vectored(bufs))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match socket2::SockRef::from(&*self.0).shutdown(Shutdown::Write) {
+            // The peer was faster.
+            Err(e) if e.kind() == io::ErrorKind::NotConnected => Poll::Ready(Ok(())),
+            done => Poll::Ready(done),
+        }
+    }
+}
+
+impl Socket {
+    fn write(
+        &self,
+        cx: &mut Context<'_>,
+        attempt: impl Fn(&TcpStream) -> io::Result<usize>,
+    ) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.0.poll_write_ready(cx))?;
+            match attempt(&self.0) {
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                done => return Poll::Ready(done),
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        net::TcpListener,
+    };
+
+    use super::*;
+
+    async fn pair() -> (TcpStream, Socket) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let (client, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
+        (
+            client.expect("connected"),
+            Socket::new(accepted.expect("accepted").0),
+        )
+    }
+
+    async fn until_gone(socket: &Socket) {
+        let gone = async {
+            while !socket.has_left() {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(std::time::Duration::from_secs(5), gone)
+            .await
+            .expect("the end is seen");
+    }
+
+    #[tokio::test]
+    async fn an_end_behind_unread_bytes_is_seen_and_the_bytes_stay() {
+        let (mut client, mut socket) = pair().await;
+        client.write_all(b"unread").await.expect("written");
+        assert_eq!(socket.first_byte().await.expect("alive"), Some(b'u'));
+        assert!(!socket.has_left());
+        drop(client);
+        until_gone(&socket).await;
+        let mut all = Vec::new();
+        socket.read_to_end(&mut all).await.expect("read");
+        assert_eq!(all, b"unread");
+    }
+
+    #[tokio::test]
+    async fn a_reset_is_seen() {
+        let (client, socket) = pair().await;
+        socket2::SockRef::from(&client)
+            .set_linger(Some(std::time::Duration::ZERO))
+            .expect("set");
+        drop(client);
+        until_gone(&socket).await;
+    }
+}

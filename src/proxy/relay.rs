@@ -1,0 +1,107 @@
+//! Passing bytes both ways, with what either side sent too early put back in front.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::atomic::Ordering::Relaxed,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use bytes::{Buf as _, Bytes};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional_with_sizes};
+
+use crate::{downstream::socket::Socket, record::Record};
+
+/// Bytes under way in each direction.
+const BUFFER: usize = 32 * 1024;
+
+/// Passes bytes until both sides have ended; one side's end is passed on as such, and the other goes on.
+pub async fn relay<C, O>(mut client: C, mut origin: O, record: Option<Record>)
+where
+    C: AsyncRead + AsyncWrite + Unpin,
+    O: AsyncRead + AsyncWrite + Unpin,
+{
+    let both = copy_bidirectional_with_sizes(&mut client, &mut origin, BUFFER, BUFFER);
+    // A reset by either side is an ordinary end of a tunnel.
+    if let (Ok((sent, received)), Some(mut record)) = (both.await, record) {
+        record.sent().store(sent, Relaxed);
+        record.received(received);
+        record.complete();
+    }
+}
+
+/// A stream with what was read of it too early put back in front.
+#[derive(Debug)]
+pub struct Early<S> {
+    early: Bytes,
+    stream: S,
+}
+
+impl<S> Early<S> {
+    /// `early` comes before what `stream` has to give.
+    pub fn new(early: Bytes, stream: S) -> Self {
+        Early { early, stream }
+    }
+}
+
+impl Early<Socket> {
+    /// The first byte, which stays to be read; `None` if there is none in time.
+    pub async fn first_byte(&self, patience: Duration) -> Option<u8> {
+        if let Some(first) = self.early.first() {
+            return Some(*first);
+        }
+        let first = tokio::time::timeout(patience, self.stream.first_byte()).await;
+        first.ok()?.ok()?
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Early<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.early.is_empty() {
+            return Pin::new(&mut self.stream).poll_read(cx, buf);
+        }
+        let n = self.early.len().min(buf.remaining());
+        buf.put_slice(&self.early[..n]);
+        self.early.advance(n);
+        if self.early.is_empty() {
+            // Lets the buffer go that these bytes were a part of.
+            self.early = Bytes::new();
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Early<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

@@ -1,0 +1,81 @@
+//! What must hold of all replicas together.
+//!
+//! **Ceiling.** Over any window, all send at most what the ceiling allows, one more, and one for each replica that may have
+//! changed its footing; a row that is lost adds the slots that were held then. While all are of one mind (on the cursor with nobody missed, or off it with their numbers) it is
+//! one more only. To either comes what a dispatch may be late against its slot.
+//!
+//! **Liveness.** A replica with waiting requests sends within three rounds of shares and the time it takes to notice that
+//! the store is away and to be sure that the others noticed.
+
+use paceline::pacing::{
+    share::NOTICED_AFTER,
+    time::{MILLISECOND, Nanos, SECOND},
+};
+
+use super::super::clocks::True;
+use super::{Outages, Sent};
+
+impl Outages {
+    pub fn check_what_was_sent(&self) -> Result<(), String> {
+        let loose = Nanos::from(self.plan.max_replicas) + 1;
+        self.check_span(&self.sent, loose)?;
+        let mut rest = self.sent.as_slice();
+        while let Some(first) = rest.first() {
+            let len = rest
+                .iter()
+                .take_while(|s| s.era == first.era && s.of_one_mind)
+                .count();
+            if len > 0 {
+                self.check_span(&rest[..len], 1)?;
+            }
+            rest = &rest[len.max(1)..];
+        }
+        Ok(())
+    }
+
+    /// Over any window within `sent`, at most `more` beyond the ceiling.
+    fn check_span(&self, sent: &[Sent], more: Nanos) -> Result<(), String> {
+        let interval = self.plan.interval;
+        // Mapped late by at most a round trip, and timers.
+        let spread = 2 * self.plan.one_way.end() + MILLISECOND + self.plan.span / 5_000;
+        // A row that is lost leaves those slots in use that were granted and not yet used, one for each replica.
+        let worth = Nanos::from(self.plan.max_replicas) * interval;
+        let losses = |by: True| self.row_lost.iter().filter(|at| **at <= by).count() as Nanos;
+        let mut lowest = (Nanos::MAX, 0);
+        for (n, s) in sent.iter().enumerate() {
+            let moved = n as Nanos * interval - s.at;
+            let over = worth * losses(s.at - self.plan.settles());
+            lowest = lowest.min((moved - over, s.at));
+            let begun = worth * losses(s.at);
+            let excess = moved - begun - lowest.0 + interval - more * interval - spread;
+            if excess > 0 {
+                return Err(format!(
+                    "ceiling: from {} to {} ns, {excess} ns worth of requests more than {more} over it",
+                    lowest.1, s.at
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    pub fn check_pauses(&mut self, t: True) -> Result<(), String> {
+        // Until a lost link is noticed, the lock told of, and the others sure to know.
+        let waiting = NOTICED_AFTER + 2 * SECOND + 1_500 * MILLISECOND;
+        let rounds = 3 * Nanos::from(self.plan.max_replicas) * self.plan.interval;
+        for (replica, m) in self.members.iter().enumerate() {
+            let pause = t - m.sent_at;
+            if m.down || !m.busy {
+                continue;
+            }
+            self.longest_pause = self.longest_pause.max(pause - rounds);
+            // A link that flaps, or several troubles in a row, may begin the wait anew once or twice.
+            let waits = 1 + self.plan.troubles.len().min(2) as Nanos;
+            if pause > waits * waiting + rounds {
+                return Err(format!(
+                    "pause: at {t} ns replica {replica} has sent nothing for {pause} ns"
+                ));
+            }
+        }
+        Ok(())
+    }
+}

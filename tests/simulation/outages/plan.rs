@@ -1,0 +1,132 @@
+//! What happens to the store and to the links in one history, drawn from its seed.
+
+use paceline::pacing::time::{MILLISECOND, Nanos, SECOND};
+
+use super::super::{clocks::True, plan::Spans, random::Random};
+
+#[derive(Clone, Debug)]
+pub struct OutagePlan {
+    pub seed: u64,
+    pub replicas: usize,
+    pub max_replicas: u32,
+    pub interval: Nanos,
+    pub one_way: Spans,
+    pub span: True,
+    /// Which replicas have requests.
+    pub busy: Vec<bool>,
+    pub troubles: Vec<(True, Trouble)>,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub enum Trouble {
+    /// One link: what is sent is refused, or held back.
+    Cut {
+        replica: usize,
+        span: Nanos,
+        stalled: bool,
+    },
+    /// The server is gone.
+    Down(Nanos),
+    /// The server stands still, and carries out later what was sent to it.
+    Frozen(Nanos),
+    /// Somebody holds the cursor's row.
+    Locked(Nanos),
+    RowVanishes,
+    AllRowsVanish,
+    /// Another server takes over after `gap`, as things stood `lag` ago, its clock `step` ahead.
+    Failover {
+        gap: Nanos,
+        lag: Nanos,
+        step: Nanos,
+    },
+    Kill {
+        replica: usize,
+        down: Nanos,
+    },
+}
+
+impl OutagePlan {
+    /// Some links, all links, the server, the row: one after the other or at once.
+    pub fn drawn(seed: u64, random: &mut Random) -> Self {
+        let max_replicas = random.within(1..=4) as u32;
+        let replicas = random.within(1..=i64::from(max_replicas)) as usize;
+        let one_way = random.magnitude(50_000..=20 * MILLISECOND);
+        let mut plan = OutagePlan {
+            seed,
+            replicas,
+            max_replicas,
+            interval: random.magnitude(20 * MILLISECOND..=300 * MILLISECOND),
+            one_way: one_way / 2..=one_way,
+            span: 70 * SECOND,
+            busy: (0..replicas).map(|_| !random.chance(150)).collect(),
+            troubles: Vec::new(),
+        };
+        for _ in 0..random.within(1..=5) {
+            let at = random.within(8 * SECOND..=45 * SECOND);
+            plan.draw_trouble(at, random);
+        }
+        plan
+    }
+
+    fn draw_trouble(&mut self, at: True, random: &mut Random) {
+        let replica = random.next() as usize % self.replicas;
+        let span = random.magnitude(200 * MILLISECOND..=20 * SECOND);
+        let trouble = match random.within(0..=10) {
+            0 | 1 => Trouble::Cut {
+                replica,
+                span,
+                stalled: random.chance(500),
+            },
+            2 => {
+                // Flapping: up for long enough to be used.
+                let mut from = at;
+                for _ in 0..random.within(2..=5) {
+                    let span = random.within(200 * MILLISECOND..=6 * SECOND);
+                    let stalled = random.chance(500);
+                    let cut = Trouble::Cut {
+                        replica,
+                        span,
+                        stalled,
+                    };
+                    self.troubles.push((from, cut));
+                    from += span + random.within(200 * MILLISECOND..=5 * SECOND);
+                }
+                return;
+            }
+            3 => Trouble::Down(span),
+            4 => Trouble::Frozen(span),
+            5 => Trouble::Locked(span),
+            6 => Trouble::RowVanishes,
+            7 => Trouble::AllRowsVanish,
+            8 => Trouble::Failover {
+                gap: random.within(0..=3 * SECOND),
+                lag: random.within(0..=2 * SECOND),
+                step: random.pick(&[0, 0, 3_600 * SECOND, -3_600 * SECOND]),
+            },
+            9 => Trouble::Kill {
+                replica,
+                down: random.magnitude(10 * MILLISECOND..=8 * SECOND),
+            },
+            // All links at once, but not to the instant.
+            _ => {
+                for replica in 0..self.replicas {
+                    let from = at + random.within(0..=SECOND);
+                    let stalled = random.chance(500);
+                    let cut = Trouble::Cut {
+                        replica,
+                        span,
+                        stalled,
+                    };
+                    self.troubles.push((from, cut));
+                }
+                return;
+            }
+        };
+        self.troubles.push((at, trouble));
+    }
+
+    /// How long slots granted before a row was lost may yet be used beside those granted after.
+    pub fn settles(&self) -> Nanos {
+        2 * SECOND + 4 * Nanos::from(self.max_replicas) * self.interval
+    }
+}
