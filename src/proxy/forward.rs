@@ -215,9 +215,12 @@ async fn connect(
     let started = Instant::now();
     let refused = async {
         loop {
-            // Nothing else is said to a request that is not ready.
-            if let Err(refusal) = ticket.next().await {
-                return Error::Paced(refusal);
+            match ticket.next().await {
+                Err(refusal) => return Error::Paced(refusal),
+                // The turn came in the moment in which the last connection broke. Without a connection it can't be
+                // used, and without going back to its place the request would wait for ever.
+                Ok(Call::Go(pass)) => *ticket = pass.reconnect(),
+                Ok(Call::Connect) => {}
             }
         }
     };

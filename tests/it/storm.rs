@@ -3,6 +3,7 @@
 
 use std::{
     collections::HashMap,
+    io::ErrorKind,
     sync::atomic::{AtomicUsize, Ordering},
     thread,
     time::Duration,
@@ -113,9 +114,16 @@ impl Client<'_> {
             self.tally.left.fetch_add(1, Ordering::Relaxed);
             return Ok(None);
         }
-        let Ok(answer) = session.answer() else {
-            self.tally.cut.fetch_add(1, Ordering::Relaxed);
-            return Ok(None);
+        let answer = match session.answer() {
+            Ok(answer) => answer,
+            // Neither an answer nor an end, longer than any request may wait.
+            Err(fault) if fault.kind() == ErrorKind::WouldBlock => {
+                return Err(format!("{id} was forgotten"));
+            }
+            Err(_) => {
+                self.tally.cut.fetch_add(1, Ordering::Relaxed);
+                return Ok(None);
+            }
         };
         let ends = answer
             .field("connection")
