@@ -242,6 +242,7 @@ impl Destination {
             lead: 0,
             floor: None,
             horizon: horizon(interval, 1),
+            held: 0,
         };
         let mut imagined = self.imagined.lock().unwrap_or_else(PoisonError::into_inner);
         let wait = imagined.preview(now, &ask).min(nanos(max_wait));

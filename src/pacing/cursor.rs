@@ -1,4 +1,5 @@
-//! The rule of the cursor: `start = max(now + lead, cursor, floor)`, `cursor = start + k x interval`.
+//! The rule of the cursor: `start = max(now + lead, cursor, floor)`, `cursor = start + k x interval`; and of a cursor that
+//! was lost: `start` no sooner than the slots that others still hold have passed.
 //!
 //! This is the Generic Cell Rate Algorithm (ITU-T I.371) with a delay in place of a refusal: the cursor is its
 //! theoretical arrival time and every caller waits for the slot it was given. The memory store, the simulation's model
@@ -19,6 +20,20 @@ pub struct Ask {
     pub floor: Option<StoreTime>,
     /// How far ahead of now a cursor or floor can honestly be; one further ahead counts as absent.
     pub horizon: Nanos,
+    /// How far ahead slots may lie that others hold: none starts sooner than this from the store's now when the cursor
+    /// was lost, that is when it shows less than the floor of a replica that used it this recently.
+    pub held: Nanos,
+}
+
+/// What a cursor may lag behind a floor by rounding alone.
+pub const ROUNDING: Nanos = 1_000;
+/// A lost cursor stops nobody for longer than this, or one interval.
+const LONGEST_HELD: Nanos = 2 * SECOND;
+
+/// How far ahead the slots of `others`, so many of them, may lie.
+pub fn held(interval: Nanos, others: usize) -> Nanos {
+    let span = interval.saturating_mul(Nanos::try_from(others).unwrap_or(Nanos::MAX));
+    span.min(LONGEST_HELD.max(interval))
 }
 
 /// What a cursor gave.
@@ -47,10 +62,14 @@ impl Granted {
 /// `cursor` is `None` when the store holds none or one that is not a sane number.
 pub fn reserve(cursor: Option<StoreTime>, now: StoreTime, ask: &Ask) -> Granted {
     let believed = |t: &StoreTime| t.since(now) <= ask.horizon;
-    let start = [cursor, ask.floor]
+    let cursor = cursor.filter(believed);
+    let lost = ask
+        .floor
+        .is_some_and(|f| f.since(now) > -ask.held && cursor.is_none_or(|c| f.since(c) > ROUNDING));
+    let start = [cursor, ask.floor.filter(believed)]
         .into_iter()
         .flatten()
-        .filter(believed)
+        .chain(lost.then(|| now.plus(ask.held)))
         .fold(now.plus(ask.lead.max(0)), StoreTime::max);
     Granted {
         now,
@@ -82,6 +101,7 @@ mod tests {
             lead: 0,
             floor: None,
             horizon: horizon(interval, 3),
+            held: 0,
         }
     }
 
@@ -104,6 +124,27 @@ mod tests {
             ..a
         };
         assert_eq!(reserve(None, now, &floored).start, now);
+    }
+
+    #[test]
+    fn after_a_loss_the_slots_that_others_hold_pass_first() {
+        let now = StoreTime(1_000 * SECOND);
+        let used = Ask {
+            floor: Some(now.plus(100)),
+            held: 500,
+            ..ask(1, 100)
+        };
+        for lost in [None, Some(StoreTime(0)), Some(now.plus(90 * SECOND))] {
+            assert_eq!(reserve(lost, now, &used).start, now.plus(500));
+        }
+        // As it should be: nothing was lost.
+        let kept = Some(now.plus(100));
+        assert_eq!(reserve(kept, now, &used).start, now.plus(100));
+        // Not used of late, or never: an absent cursor is nothing to wonder at.
+        for floor in [None, Some(now.plus(-500))] {
+            let idle = Ask { floor, ..used };
+            assert_eq!(reserve(None, now, &idle).start, now);
+        }
     }
 
     proptest! {

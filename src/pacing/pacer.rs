@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use crate::pacing::{
     clock::ClockBounds,
-    cursor::{Ask, Granted, horizon},
+    cursor::{Ask, Granted, held, horizon},
     queue::{Client, Line, Place, Urgency},
     time::{LocalTime, MILLISECOND, Nanos, SECOND, StoreTime},
 };
@@ -364,14 +364,16 @@ impl Pacer {
         self.store_away = false;
         self.retry_store_at = None;
         if clock.steps() != self.clock_steps {
-            // Slots of before lie on a time scale that is gone. What was sent on it still counts against the pace.
+            // Slots of before lie on a time scale that is gone. What was sent on it still counts against the pace, and so
+            // does what others still hold of it.
             self.clock_steps = clock.steps();
             self.void(self.slots.len());
             self.slots.clear();
             self.floor = None;
+            let others = now.plus(held(self.settings.interval, self.others_hold()));
             self.not_before = self
                 .last_dispatch
-                .map_or(now, |t| t.plus(self.settings.interval));
+                .map_or(others, |t| others.max(t.plus(self.settings.interval)));
         }
         let grace = (granted.interval / 4).clamp(10 * MILLISECOND, 50 * MILLISECOND);
         // What this call taught about the clock holds for the slots held before, too: one that was mapped late by a slow
@@ -611,6 +613,7 @@ impl Pacer {
             lead: 0,
             floor: self.floor,
             horizon: self.horizon(),
+            held: held(self.settings.interval, self.others_hold()),
         }))
     }
 
@@ -622,6 +625,12 @@ impl Pacer {
             .map_or(usize::MAX, |m| m.saturating_sub(self.in_flight));
         let usable = self.ready.len().min(self.reach).min(room);
         usable.saturating_sub(self.slots.len())
+    }
+
+    /// How many slots the other replicas may hold at this moment: their round trips are much like ours.
+    fn others_hold(&self) -> usize {
+        let others = self.settings.max_replicas.saturating_sub(1);
+        usize::try_from(others).map_or(usize::MAX, |n| n.saturating_mul(self.reach))
     }
 
     fn horizon(&self) -> Nanos {

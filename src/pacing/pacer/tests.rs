@@ -367,6 +367,7 @@ fn one_long_gap_does_not_make_the_queue_look_hopeless() {
         lead: 0,
         floor: None,
         horizon: 60 * SECOND,
+        held: 0,
     };
     b.cursor.reserve(b.now, &elsewhere);
     let (sent, refused) = b.run(b.now.plus(24 * SECOND));

@@ -64,7 +64,14 @@ pub enum Prepared {
 }
 
 /// What the reservation's parameters are.
-const RESERVE_TYPES: [Type; 5] = [Type::TEXT, Type::INT8, Type::INT8, Type::INT8, Type::INT8];
+const RESERVE_TYPES: [Type; 6] = [
+    Type::TEXT,
+    Type::INT8,
+    Type::INT8,
+    Type::INT8,
+    Type::INT8,
+    Type::INT8,
+];
 
 /// Connects to the first server of the address that will do.
 ///
@@ -208,18 +215,19 @@ impl Session {
                 self.client
                     .query_one(
                         &**statement,
-                        &[&key, &span, &ask.lead, &floor, &ask.horizon],
+                        &[&key, &span, &ask.lead, &floor, &ask.horizon, &ask.held],
                     )
                     .await?
             }
             Prepared::Unnamed(text) => {
-                let [k, s, l, f, h] = RESERVE_TYPES;
-                let params: [(&(dyn ToSql + Sync), _); 5] = [
+                let [k, s, l, f, h, o] = RESERVE_TYPES;
+                let params: [(&(dyn ToSql + Sync), _); 6] = [
                     (&key, k),
                     (&span, s),
                     (&ask.lead, l),
                     (&floor, f),
                     (&ask.horizon, h),
+                    (&ask.held, o),
                 ];
                 let rows = self.client.query_typed(text, &params).await?;
                 rows.into_iter().next().ok_or_else(|| {
@@ -246,6 +254,7 @@ impl Session {
             lead: 0,
             floor: None,
             horizon: SECOND,
+            held: 0,
         };
         let outcome = self.reserve(sql::REHEARSAL_KEY, &ask).await;
         self.client.batch_execute("ROLLBACK").await?;

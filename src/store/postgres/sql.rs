@@ -5,6 +5,8 @@
 //! moves. The cursor is text holding a bare decimal number of epoch seconds, as programs write it that move it with a
 //! statement of their own.
 
+use crate::pacing::cursor::ROUNDING;
+
 /// A table name made safe to stand in a statement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
@@ -41,7 +43,7 @@ pub fn session_settings() -> String {
 }
 
 /// The reservation. Parameters: `$1` key (text); in nanoseconds (int8) `$2` slots x interval, `$3` lead, `$4` floor or
-/// NULL, `$5` horizon. Answers one row of int8 nanoseconds since the epoch: the end of the last slot, and now.
+/// NULL, `$5` horizon, `$6` how far ahead others may hold slots. Answers one row of int8 nanoseconds since the epoch: the end of the last slot, and now.
 ///
 /// With `pooled`, the settings are made inside the statement and hold for it alone: a transaction pooler may run each
 /// statement in another session.
@@ -53,8 +55,13 @@ pub fn reserve(table: &Table, pooled: bool) -> String {
     let held = "CASE WHEN c.value ~ '^[0-9]{1,11}([.][0-9]{0,20})?$' THEN c.value::numeric END";
     let cursor = bounded(&format!("({held})"));
     let moved = |cursor: &str| {
+        let lost = format!(
+            "CASE WHEN $4::int8 * 0.000000001 > {now} - $6::int8 * 0.000000001 \
+             AND coalesce({cursor}, 0) + {ROUNDING} * 0.000000001 < $4::int8 * 0.000000001 \
+             THEN {now} + $6::int8 * 0.000000001 END"
+        );
         format!(
-            "(greatest({now} + $3::int8 * 0.000000001, {cursor}, {floor}) + $2::int8 * 0.000000001)::text"
+            "(greatest({now} + $3::int8 * 0.000000001, {cursor}, {floor}, {lost}) + $2::int8 * 0.000000001)::text"
         )
     };
     // `expires` is indexed in a Django cache table: writing it each time would make every update a new index entry.
@@ -79,7 +86,7 @@ pub fn reserve(table: &Table, pooled: bool) -> String {
          expires = CASE WHEN c.expires < clock_timestamp() + {half} THEN clock_timestamp() + {lease} ELSE c.expires END \
          RETURNING (value::numeric * 1000000000)::int8, ({now} * 1000000000)::int8",
         t = table.quoted(),
-        first = moved("NULL"),
+        first = moved("NULL::numeric"),
         next = moved(&cursor),
     )
 }
