@@ -627,10 +627,13 @@ impl Pacer {
         usable.saturating_sub(self.slots.len())
     }
 
-    /// How many slots the other replicas may hold at this moment: their round trips are much like ours.
+    /// For how many slots from now on others may hold them: their round trips are much like ours, and the last of them
+    /// lasts until its end.
     fn others_hold(&self) -> usize {
-        let others = self.settings.max_replicas.saturating_sub(1);
-        usize::try_from(others).map_or(usize::MAX, |n| n.saturating_mul(self.reach))
+        match usize::try_from(self.settings.max_replicas).unwrap_or(usize::MAX) {
+            0 | 1 => 0,
+            n => (n - 1).saturating_mul(self.reach).saturating_add(1),
+        }
     }
 
     fn horizon(&self) -> Nanos {

@@ -90,11 +90,11 @@ impl Outages {
                 }
                 self.pump(t, replica);
             }
-            Event::BeatTimedOut(replica, beat) => {
-                if self.members[replica].beat.is_some_and(|(n, _)| n == beat) {
-                    self.lose(t, replica);
-                    self.pump(t, replica);
-                }
+            Event::BeatTimedOut(replica, beat)
+                if self.members[replica].beat.is_some_and(|(n, _)| n == beat) =>
+            {
+                self.lose(t, replica);
+                self.pump(t, replica);
             }
             _ => {}
         }
