@@ -226,7 +226,7 @@ fn ask(slots: u32, interval: Nanos) -> Ask {
         interval,
         lead: 0,
         floor: None,
-        spread: 0,
+        held: 0,
         horizon: horizon(interval, 3),
     }
 }

@@ -241,8 +241,8 @@ impl Destination {
             interval,
             lead: 0,
             floor: None,
-            spread: 0,
             horizon: horizon(interval, 1),
+            held: 0,
         };
         let mut imagined = self.imagined.lock().unwrap_or_else(PoisonError::into_inner);
         let wait = imagined.preview(now, &ask).min(nanos(max_wait));

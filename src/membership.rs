@@ -65,6 +65,8 @@ struct State {
     rows: BTreeMap<u32, Seen>,
     cluster: Cluster,
     failing: HashMap<String, Failing>,
+    /// Destinations about whose ceiling the replicas disagree.
+    disputed: BTreeSet<String>,
     sent: HashMap<String, Sent>,
 }
 
@@ -201,8 +203,9 @@ impl Membership {
     pub fn reserved(&self, cursor: &str, made: bool, now: LocalTime) {
         let mut state = self.lock();
         if made {
-            if !state.failing.is_empty() {
-                state.failing.remove(cursor);
+            let failed = state.failing.remove(cursor);
+            if failed.is_some_and(|f| f.told.is_some()) {
+                tracing::info!(cursor, "the cursor's row can be moved again");
             }
         } else if state.heard && state.failing.len() < FAILING_LIMIT {
             // Without heartbeats it is the store that fails, and not this cursor.
@@ -318,8 +321,14 @@ impl Membership {
         state.missed = false;
         state.last_heard = Some(received);
         for cursor in &pulse.failing {
-            if let Some(failing) = state.failing.get_mut(cursor) {
-                failing.told.get_or_insert(received);
+            if let Some(failing) = state.failing.get_mut(cursor)
+                && failing.told.is_none()
+            {
+                failing.told = Some(received);
+                tracing::warn!(
+                    cursor,
+                    "the cursor's row cannot be moved; if that goes on, this replica uses its share: find who locks it, in pg_locks"
+                );
             }
         }
         let State { rows, cluster, .. } = &mut *state;
@@ -335,6 +344,7 @@ impl Membership {
         });
         let (number, all_held) = (state.number, state.all_held);
         drop(state);
+        self.tell_disputes(received);
         if number != was.0 {
             match number {
                 Some(n) => tracing::info!(number = n, replica = self.replica, "lease taken"),
@@ -349,6 +359,31 @@ impl Membership {
                 "all {} numbers are held: {}; raise max_replicas in every replica, or free one with `paceline forget REPLICA`",
                 self.max_replicas,
                 self.holders()
+            );
+        }
+    }
+
+    /// One line for each destination whose ceiling begins or ends to be in dispute.
+    fn tell_disputes(&self, now: LocalTime) {
+        let disputed = |(d, own): (&String, &f64)| {
+            let (least, differ) = self.agreed(d, *own, now);
+            differ.then(|| (d.clone(), least))
+        };
+        let now: BTreeMap<String, f64> = self.ceilings.iter().filter_map(disputed).collect();
+        let names = now.keys().cloned().collect();
+        let before = std::mem::replace(&mut self.lock().disputed, names);
+        for (destination, least) in now.iter().filter(|(d, _)| !before.contains(*d)) {
+            tracing::warn!(
+                destination,
+                in_force = least,
+                own = self.ceilings.get(destination),
+                "replicas are configured with different rates; the smallest is in force: set the same in every one"
+            );
+        }
+        for destination in before.iter().filter(|d| !now.contains_key(*d)) {
+            tracing::info!(
+                destination,
+                "all replicas are configured with one rate again"
             );
         }
     }

@@ -1,5 +1,5 @@
-//! The rule of the cursor: `start = max(now + lead, cursor, floor)`, `cursor = start + k x interval`; a cursor that is
-//! absent is taken to stand as far beyond the floor as others may hold slots.
+//! The rule of the cursor: `start = max(now + lead, cursor, floor)`, `cursor = start + k x interval`; and of a cursor that
+//! was lost: `start` no sooner than the slots that others still hold have passed.
 //!
 //! This is the Generic Cell Rate Algorithm (ITU-T I.371) with a delay in place of a refusal: the cursor is its
 //! theoretical arrival time and every caller waits for the slot it was given. The memory store, the simulation's model
@@ -18,10 +18,22 @@ pub struct Ask {
     pub lead: Nanos,
     /// The end of the latest slot this replica knows of; `None` when it knows none.
     pub floor: Option<StoreTime>,
-    /// How far beyond the floor others may hold slots: where there is no cursor, that is where slots begin.
-    pub spread: Nanos,
     /// How far ahead of now a cursor or floor can honestly be; one further ahead counts as absent.
     pub horizon: Nanos,
+    /// How far ahead slots may lie that others hold: none starts sooner than this from the store's now when the cursor
+    /// was lost, that is when it shows less than the floor of a replica that used it this recently.
+    pub held: Nanos,
+}
+
+/// What a cursor may lag behind a floor by rounding alone.
+pub const ROUNDING: Nanos = 1_000;
+/// A lost cursor stops nobody for longer than this, or one interval.
+const LONGEST_HELD: Nanos = 2 * SECOND;
+
+/// How far ahead the slots of `others`, so many of them, may lie.
+pub fn held(interval: Nanos, others: usize) -> Nanos {
+    let span = interval.saturating_mul(Nanos::try_from(others).unwrap_or(Nanos::MAX));
+    span.min(LONGEST_HELD.max(interval))
 }
 
 /// What a cursor gave.
@@ -50,14 +62,14 @@ impl Granted {
 /// `cursor` is `None` when the store holds none or one that is not a sane number.
 pub fn reserve(cursor: Option<StoreTime>, now: StoreTime, ask: &Ask) -> Granted {
     let believed = |t: &StoreTime| t.since(now) <= ask.horizon;
-    let floor = ask.floor.filter(believed);
-    // A cursor that was lost stood beyond the slots that others still hold; ours are the only ones we know.
-    let held = cursor
-        .filter(believed)
-        .or(floor.map(|f| f.plus(ask.spread)));
-    let start = [held, floor]
+    let cursor = cursor.filter(believed);
+    let lost = ask
+        .floor
+        .is_some_and(|f| f.since(now) > -ask.held && cursor.is_none_or(|c| f.since(c) > ROUNDING));
+    let start = [cursor, ask.floor.filter(believed)]
         .into_iter()
         .flatten()
+        .chain(lost.then(|| now.plus(ask.held)))
         .fold(now.plus(ask.lead.max(0)), StoreTime::max);
     Granted {
         now,
@@ -88,8 +100,8 @@ mod tests {
             interval,
             lead: 0,
             floor: None,
-            spread: 0,
             horizon: horizon(interval, 3),
+            held: 0,
         }
     }
 
@@ -112,6 +124,27 @@ mod tests {
             ..a
         };
         assert_eq!(reserve(None, now, &floored).start, now);
+    }
+
+    #[test]
+    fn after_a_loss_the_slots_that_others_hold_pass_first() {
+        let now = StoreTime(1_000 * SECOND);
+        let used = Ask {
+            floor: Some(now.plus(100)),
+            held: 500,
+            ..ask(1, 100)
+        };
+        for lost in [None, Some(StoreTime(0)), Some(now.plus(90 * SECOND))] {
+            assert_eq!(reserve(lost, now, &used).start, now.plus(500));
+        }
+        // As it should be: nothing was lost.
+        let kept = Some(now.plus(100));
+        assert_eq!(reserve(kept, now, &used).start, now.plus(100));
+        // Not used of late, or never: an absent cursor is nothing to wonder at.
+        for floor in [None, Some(now.plus(-500))] {
+            let idle = Ask { floor, ..used };
+            assert_eq!(reserve(None, now, &idle).start, now);
+        }
     }
 
     proptest! {
@@ -159,24 +192,24 @@ mod tests {
         ) {
             let n = 4;
             let (mut now, mut cursor) = (StoreTime(1_000 * SECOND), None);
-            let mut held: Vec<Option<Granted>> = vec![None; n];
+            let mut holding: Vec<Option<Granted>> = vec![None; n];
             let mut all: Vec<Granted> = Vec::new();
             for step in 0..80 {
                 // Whoever's slot comes first uses it and asks for the next: all are busy.
-                let next = |r: &usize| held[*r].map_or(StoreTime(0), |g| g.start);
+                let next = |r: &usize| holding[*r].map_or(StoreTime(0), |g| g.start);
                 let who = (0..n).min_by_key(next).expect("replicas");
-                now = held[who].map_or(now, |g| g.start.max(now));
+                now = holding[who].map_or(now, |g| g.start.max(now));
                 if step == vanishes {
                     cursor = None;
                 }
                 let ask = Ask {
-                    floor: held[who].map(|g| g.end()),
-                    spread: interval * (n as i64 - 1),
+                    floor: holding[who].map(|g| g.end()),
+                    held: super::held(interval, n),
                     ..ask(1, interval)
                 };
                 let granted = reserve(cursor, now, &ask);
                 cursor = Some(granted.end());
-                held[who] = Some(granted);
+                holding[who] = Some(granted);
                 all.push(granted);
             }
             all.sort_by_key(|g| g.start);

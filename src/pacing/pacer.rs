@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 
 use crate::pacing::{
     clock::ClockBounds,
-    cursor::{Ask, Granted, horizon},
+    cursor::{Ask, Granted, held, horizon},
     queue::{Client, Line, Place, Urgency},
     time::{LocalTime, MILLISECOND, Nanos, SECOND, StoreTime},
 };
@@ -364,14 +364,16 @@ impl Pacer {
         self.store_away = false;
         self.retry_store_at = None;
         if clock.steps() != self.clock_steps {
-            // Slots of before lie on a time scale that is gone. What was sent on it still counts against the pace.
+            // Slots of before lie on a time scale that is gone. What was sent on it still counts against the pace, and so
+            // does what others still hold of it.
             self.clock_steps = clock.steps();
             self.void(self.slots.len());
             self.slots.clear();
             self.floor = None;
+            let others = now.plus(held(self.settings.interval, self.others_hold()));
             self.not_before = self
                 .last_dispatch
-                .map_or(now, |t| t.plus(self.settings.interval));
+                .map_or(others, |t| others.max(t.plus(self.settings.interval)));
         }
         let grace = (granted.interval / 4).clamp(10 * MILLISECOND, 50 * MILLISECOND);
         // What this call taught about the clock holds for the slots held before, too: one that was mapped late by a slow
@@ -610,8 +612,8 @@ impl Pacer {
             interval: self.settings.interval,
             lead: 0,
             floor: self.floor,
-            spread: self.spread(),
             horizon: self.horizon(),
+            held: held(self.settings.interval, self.others_hold()),
         }))
     }
 
@@ -625,20 +627,17 @@ impl Pacer {
         usable.saturating_sub(self.slots.len())
     }
 
-    fn horizon(&self) -> Nanos {
-        horizon(self.settings.interval, self.settings.max_replicas)
+    /// For how many slots from now on others may hold them: their round trips are much like ours, and the last of them
+    /// lasts until its end.
+    fn others_hold(&self) -> usize {
+        match usize::try_from(self.settings.max_replicas).unwrap_or(usize::MAX) {
+            0 | 1 => 0,
+            n => (n - 1).saturating_mul(self.reach).saturating_add(1),
+        }
     }
 
-    /// How far beyond our own last slot the others may hold theirs: as many each as we do.
-    fn spread(&self) -> Nanos {
-        let others = Nanos::from(self.settings.max_replicas.saturating_sub(1));
-        let each = Nanos::try_from(self.reach).unwrap_or(Nanos::MAX);
-        let spread = self
-            .settings
-            .interval
-            .saturating_mul(others)
-            .saturating_mul(each);
-        spread.min(self.horizon())
+    fn horizon(&self) -> Nanos {
+        horizon(self.settings.interval, self.settings.max_replicas)
     }
 
     fn has_room(&self, more: usize) -> bool {

@@ -176,7 +176,7 @@ fn ask(slots: u32, interval: Nanos) -> Ask {
         interval,
         lead: 0,
         floor: None,
-        spread: 0,
+        held: 0,
         horizon: cursor::horizon(interval, 3),
     }
 }

@@ -122,7 +122,10 @@ impl World {
             .bounds
             .observe(call.sent, now, granted.now.plus(half_way));
         if observed == Observed::Stepped {
-            core.drops_until = now.plus(core.pacer.settings().interval);
+            // What others hold of the time before is let pass, too.
+            let settings = core.pacer.settings();
+            let held = Nanos::from(settings.max_replicas) * core.most_held;
+            core.drops_until = now.plus(settings.interval * held);
         }
         core.pacer.granted(now, granted, &core.bounds);
         core.received += u64::from(granted.slots);

@@ -366,8 +366,8 @@ fn one_long_gap_does_not_make_the_queue_look_hopeless() {
         interval: INTERVAL,
         lead: 0,
         floor: None,
-        spread: 0,
         horizon: 60 * SECOND,
+        held: 0,
     };
     b.cursor.reserve(b.now, &elsewhere);
     let (sent, refused) = b.run(b.now.plus(24 * SECOND));

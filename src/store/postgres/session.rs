@@ -221,19 +221,19 @@ impl Session {
                 self.client
                     .query_one(
                         &**statement,
-                        &[&key, &span, &ask.lead, &floor, &ask.horizon, &ask.spread],
+                        &[&key, &span, &ask.lead, &floor, &ask.horizon, &ask.held],
                     )
                     .await?
             }
             Prepared::Unnamed(text) => {
-                let [k, s, l, f, h, b] = RESERVE_TYPES;
+                let [k, s, l, f, h, o] = RESERVE_TYPES;
                 let params: [(&(dyn ToSql + Sync), _); 6] = [
                     (&key, k),
                     (&span, s),
                     (&ask.lead, l),
                     (&floor, f),
                     (&ask.horizon, h),
-                    (&ask.spread, b),
+                    (&ask.held, o),
                 ];
                 let rows = self.client.query_typed(text, &params).await?;
                 rows.into_iter().next().ok_or_else(|| {
@@ -259,8 +259,8 @@ impl Session {
             interval: 1,
             lead: 0,
             floor: None,
-            spread: 0,
             horizon: SECOND,
+            held: 0,
         };
         let outcome = self.reserve(sql::REHEARSAL_KEY, &ask).await;
         self.client.batch_execute("ROLLBACK").await?;

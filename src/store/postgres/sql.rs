@@ -5,6 +5,8 @@
 //! moves. The cursor is text holding a bare decimal number of epoch seconds, as programs write it that move it with a
 //! statement of their own.
 
+use crate::pacing::cursor::ROUNDING;
+
 /// A table name made safe to stand in a statement.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
@@ -41,8 +43,8 @@ pub fn session_settings() -> String {
 }
 
 /// The reservation. Parameters: `$1` key (text); in nanoseconds (int8) `$2` slots x interval, `$3` lead, `$4` floor or
-/// NULL, `$5` horizon, `$6` spread. Answers one row: the end of the last slot (int8 nanoseconds since the epoch), and now
-/// (timestamptz).
+/// NULL, `$5` horizon, `$6` how far ahead others may hold slots. Answers one row: the end of the last slot (int8
+/// nanoseconds since the epoch), and now (timestamptz).
 ///
 /// With `pooled`, the settings are made inside the statement and hold for it alone: a transaction pooler may run each
 /// statement in another session.
@@ -54,8 +56,6 @@ pub fn reserve(table: &Table, pooled: bool) -> String {
     // The clock counts microseconds, and a float8 of seconds holds them exactly until the year 2041.
     let now = "(date_part('epoch', clock_timestamp()) * 1000000)::int8 * 1000";
     let floor = format!("CASE WHEN $4::int8 - {now} <= $5::int8 THEN $4::int8 END");
-    // Where the cursor is lost, others may hold slots beyond our floor.
-    let beyond = format!("{floor} + $6::int8");
     // A value that is not a plain number counts as absent, and heals itself; so does one that would not fit into int8
     // nanoseconds (from the year 2255 on). Nothing is cast before the pattern has said that it can be.
     let held = "(c.value::numeric * 1000000000)::int8";
@@ -63,18 +63,25 @@ pub fn reserve(table: &Table, pooled: bool) -> String {
         "CASE WHEN c.value ~ '^[0-8]?[0-9]{{1,9}}([.][0-9]{{0,40}})?$' \
          THEN CASE WHEN {held} - {now} <= $5::int8 THEN {held} END END"
     );
-    let moved = |held: &str| {
-        format!("((greatest({now} + $3::int8, {held}) + $2::int8) * 0.000000001)::text")
+    let moved = |cursor: &str| {
+        // A cursor behind our own floor was lost, and others may hold slots that it does not know of.
+        let lost = format!(
+            "CASE WHEN $4::int8 > {now} - $6::int8 AND coalesce({cursor}, 0) + {ROUNDING} < $4::int8 \
+             THEN {now} + $6::int8 END"
+        );
+        format!(
+            "((greatest({now} + $3::int8, {cursor}, {floor}, {lost}) + $2::int8) * 0.000000001)::text"
+        )
     };
     let first = if pooled {
         // Evaluated before the row is looked for, so before there is a lock to wait for.
         format!(
             "CASE WHEN set_config('synchronous_commit', 'off', true) IS NOT NULL \
              AND set_config('lock_timeout', '{LOCK_TIMEOUT_MS}', true) IS NOT NULL THEN {} END",
-            moved(&beyond)
+            moved("NULL::int8")
         )
     } else {
-        moved(&beyond)
+        moved("NULL::int8")
     };
     // `expires` is indexed in a Django cache table: writing it each time would make every update a new index entry.
     // It moves only when half used, so that almost all updates are heap-only (HOT).
@@ -85,7 +92,7 @@ pub fn reserve(table: &Table, pooled: bool) -> String {
          expires = CASE WHEN c.expires < excluded.expires - interval '30 minutes' THEN excluded.expires ELSE c.expires END \
          RETURNING (value::numeric * 1000000000)::int8, clock_timestamp()",
         t = table.quoted(),
-        next = moved(&format!("coalesce({cursor}, {beyond}), {floor}")),
+        next = moved(&cursor),
     )
 }
 

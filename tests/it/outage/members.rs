@@ -96,6 +96,9 @@ fn the_smallest_ceiling_is_in_force_and_the_disagreement_shows() {
     for replica in [&fast, &slow] {
         await_metric(replica, "paceline_config_disagreement", &[], 1.0);
         await_metric(replica, "paceline_effective_rate", &[], CEILING);
+        let said = replica.stderr();
+        let lines = said.matches("configured with different rates").count();
+        assert_eq!(lines, 1, "{said}");
     }
     let (span, failures) = fleet.under_load(&[&fast, &slow], || {
         pass(1.0);
