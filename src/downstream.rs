@@ -92,14 +92,20 @@ where
     let mut round = std::pin::pin!(sleep(HEAD_DEADLINE));
     loop {
         let step = std::future::poll_fn(|cx| match Pin::new(&mut connection).poll(cx) {
-            Poll::Ready(_) => Poll::Ready(Step::Ended),
+            Poll::Ready(end) => Poll::Ready(Step::Ended(end)),
             Poll::Pending if !looking && watch.is_inattentive() => Poll::Ready(Step::Look),
             Poll::Pending => Poll::Pending,
         });
         tokio::select! {
             biased;
             step = step => match step {
-                Step::Ended => {
+                Step::Ended(end) => {
+                    if end.is_err_and(|e| e.is_user()) {
+                        // An answer broke off. An orderly end would make a whole one of it for clients that read to
+                        // the end of the stream.
+                        downstream.socket.reset_when_closed();
+                        return None;
+                    }
                     let parts = connection.into_parts();
                     let (stream, early) = parts.io.into_inner().into_parts(parts.read_buf);
                     if downstream.has_promise() {
@@ -151,14 +157,13 @@ where
 
 /// What a poll of the connection came to.
 enum Step {
-    Ended,
+    Ended(hyper::Result<()>),
     /// Nobody reads the client's bytes any more.
     Look,
 }
 
 /// Says that we are done, then reads and forgets what the peer still sends, until it closes too. Closing with unread
-/// bytes would make the kernel
-/// reset the connection, and the peer lose our last answer (RFC 9112 section 9.6).
+/// bytes would make the kernel reset the connection, and the peer lose our last answer (RFC 9112 section 9.6).
 async fn linger<I: AsyncRead + AsyncWrite + Unpin>(mut stream: I) {
     // The codec has done so already, but not after a CONNECT or an upgrade: it leaves the stream to its caller then.
     let _ = timeout(LINGER_DEADLINE, stream.shutdown()).await;

@@ -38,6 +38,12 @@ impl Socket {
         rustix::event::poll(&mut fds, Some(&at_once)).is_ok() && fds[0].revents().intersects(gone)
     }
 
+    /// Makes the close of this connection a reset, by which the peer knows that something was cut.
+    pub fn reset_when_closed(&self) {
+        // Where it cannot be set, the connection ends in order: no worse than before.
+        let _ = socket2::SockRef::from(&*self.0).set_linger(Some(std::time::Duration::ZERO));
+    }
+
     /// Waits for the next byte, which stays to be read; `None` at the end of the stream.
     ///
     /// # Errors

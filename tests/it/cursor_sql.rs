@@ -254,6 +254,7 @@ fn same_slots(still: &Still, steps: &[Step]) -> Result<(), TestCaseError> {
         let ask = Ask {
             lead: *lead,
             floor: floor.map(|by| now.plus(by)),
+            held: cursor::held(*interval, *slots as usize % 4),
             ..ask(*slots, *interval)
         };
         let granted = still.reserve(*pooled, &ask);
