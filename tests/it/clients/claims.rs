@@ -53,7 +53,13 @@ pub fn paces_each_request(program: &Program) {
     let timeline = scene.origin.timeline("paced");
     assert!(timeline.count() >= 3);
     let gap = timeline.gap(0.0).expect("three arrivals");
-    assert!(gap >= Duration::from_millis(40), "{gap:?} at 20/s");
+    // A slot may be used a quarter of an interval late, and a busy machine notes an arrival late.
+    assert!(gap >= Duration::from_millis(25), "{gap:?} at 20/s");
+    assert!(
+        timeline.span() >= Duration::from_millis(75),
+        "three in {:?} at 20/s",
+        timeline.span()
+    );
     let tunnels = scene.link.accepted();
     if program.keeps_its_tunnel {
         assert_eq!(tunnels, 1, "three fetches by one session");

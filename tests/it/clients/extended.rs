@@ -78,7 +78,7 @@ fn chromium_shows_a_page_and_what_it_loads_each_in_a_slot_of_its_own() {
     let exchanges = scene.hints.exchanges();
     for pair in exchanges.windows(2) {
         let gap = pair[1].at - pair[0].at;
-        assert!(gap >= Duration::from_millis(40), "{gap:?} at 20/s");
+        assert!(gap >= Duration::from_millis(25), "{gap:?} at 20/s");
     }
 }
 
