@@ -21,7 +21,7 @@ pub const HOST: &str = "lh3.googleusercontent.com";
 pub const CEILING: f64 = 12.0;
 /// The row of the cursor.
 pub const CURSOR: &str = "paceline:google_image";
-const CLIENTS_EACH: usize = 8;
+const CLIENTS_EACH: usize = 12;
 
 /// An origin, a folder, and the destination that all replicas pace.
 pub struct Fleet {

@@ -6,6 +6,7 @@ use rustix::process::Signal;
 
 use crate::bed::{
     await_until::await_until,
+    client::Session,
     postgres::Postgres,
     replica::{Replica, run_paceline},
 };
@@ -66,6 +67,14 @@ fn a_dead_replica_is_forgotten_on_demand_and_only_then_makes_room() {
         "{}",
         unknown.stderr
     );
+
+    // What a web page makes a browser on this machine send carries its origin.
+    let at = replicas[0].admin_address();
+    for field in ["Origin: http://page.test", "Authorization: Bearer guess"] {
+        let mut session = Session::open(at, &at.to_string()).unwrap();
+        session.ask("POST", "/forget?replica=r2", &[field]).unwrap();
+        assert_eq!(session.answer().unwrap().status(), 403, "{field}");
+    }
 
     replicas.pop();
     let extra = Replica::start_unready(&fleet.site, "r3", &fleet.recipe(&postgres.url()));
