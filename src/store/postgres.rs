@@ -1,6 +1,6 @@
 //! The shared store: one table in Postgres, one statement per reservation.
 //!
-//! A task of its own ([`keeper`]) keeps the connections and beats the heart of the membership. Calls use the sessions at
+//! A task of its own (the keeper) keeps the connections and beats the heart of the membership. Calls use the sessions at
 //! hand, with a deadline; one that misses it ends them, for a connection that stalls is of no more use than one that
 //! broke. A call whose reply was lost may have moved the cursor: its slots count as taken.
 
