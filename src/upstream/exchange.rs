@@ -59,7 +59,7 @@ impl Outgoing {
         self.expected
     }
 
-    /// Reads up to [`AHEAD`] bytes while the request waits, so that the end of a client that leaves is not hidden behind
+    /// Reads up to 64 KiB while the request waits, so that the end of a client that leaves is not hidden behind
     /// them. Resolves only if the body breaks off.
     pub async fn read_ahead(&mut self) -> hyper::Error {
         std::future::poll_fn(|cx| {

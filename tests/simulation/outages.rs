@@ -476,19 +476,17 @@ impl Outages {
 
     /// Whether all see the whole fleet on the cursor, or all are off it on numbers of their own.
     fn look_at_minds(&mut self, t: True) {
-        let terms: Vec<Terms> = (0..self.members.len())
+        let terms: Vec<(Terms, bool)> = (0..self.members.len())
             .filter(|r| !self.members[*r].down)
-            .map(|r| self.terms(t, r))
+            .map(|r| (self.terms(t, r), self.members[r].membership.own().is_some()))
             .collect();
-        let shared = |t: &Terms| matches!(t, Terms::Shared { silent: 0, .. });
-        let off = |t: &Terms| match t {
-            Terms::Alone(share) => share.number.is_some(),
-            Terms::Hold(_) => true,
-            _ => false,
+        let shared = |(t, _): &(Terms, bool)| matches!(t, Terms::Shared { silent: 0, .. });
+        let off = |(t, numbered): &(Terms, bool)| {
+            *numbered && matches!(t, Terms::Alone(_) | Terms::Hold(_))
         };
         let mind = if terms.len() == self.members.len() && terms.iter().all(shared) {
             Some(true)
-        } else if terms.iter().all(off) {
+        } else if terms.iter().all(off) && self.agree_on_the_time(t) {
             Some(false)
         } else {
             None
@@ -500,6 +498,19 @@ impl Outages {
             let rounds = 4 * Nanos::from(self.plan.max_replicas) * self.plan.interval;
             self.rough_until = self.rough_until.max(t + rounds);
         }
+    }
+}
+
+impl Outages {
+    /// Whether all know the same clock: one that stepped may have been seen by some only.
+    fn agree_on_the_time(&self, t: True) -> bool {
+        let known = self.members.iter().filter(|m| !m.down);
+        let known = known.filter_map(|m| m.bounds.to_store(m.now(t), m.now(t)));
+        let known: Vec<StoreTime> = known.collect();
+        let least = known.iter().min().copied();
+        known.iter().all(|k| {
+            least.is_none_or(|l| k.since(l) <= 2 * self.plan.one_way.end() + 20 * MILLISECOND)
+        })
     }
 }
 

@@ -65,6 +65,21 @@ impl OutagePlan {
             let at = random.within(8 * SECOND..=45 * SECOND);
             plan.draw_trouble(at, random);
         }
+        // Somebody must remember who else there was: a run that begins with an empty table, or with a clock that makes all
+        // leases look lapsed, while all others are away, cannot know of them until they are heard.
+        if plan
+            .troubles
+            .iter()
+            .any(|(_, t)| matches!(t, Trouble::Kill { .. }))
+        {
+            for (_, trouble) in &mut plan.troubles {
+                match trouble {
+                    Trouble::AllRowsVanish => *trouble = Trouble::RowVanishes,
+                    Trouble::Failover { step, .. } => *step = 0,
+                    _ => {}
+                }
+            }
+        }
         plan
     }
 
