@@ -75,7 +75,6 @@ struct Core {
     driving: bool,
     armed: Option<LocalTime>,
     voided: u64,
-    last_used: LocalTime,
 }
 
 #[derive(Debug, Default)]
@@ -120,7 +119,6 @@ impl Lane {
             driving: false,
             armed: None,
             voided: 0,
-            last_used: LocalTime::now(),
         };
         Arc::new(Lane {
             name,
@@ -139,7 +137,6 @@ impl Lane {
     pub fn enter(self: &Arc<Self>, arrival: Arrival) -> Result<Ticket, Refusal> {
         let now = LocalTime::now();
         let mut core = self.lock();
-        core.last_used = now;
         let id = core.pacer.arrive(now, arrival)?;
         core.waiters.insert(id, Waiter::default());
         self.pump(&mut core, now);
@@ -160,11 +157,6 @@ impl Lane {
     pub fn is_forgettable(&self) -> bool {
         let core = self.lock();
         core.pacer.is_idle() && !core.driving && core.memory.has_passed(LocalTime::now())
-    }
-
-    /// When a request last came.
-    pub fn last_used(&self) -> LocalTime {
-        self.lock().last_used
     }
 
     fn lock(&self) -> MutexGuard<'_, Core> {

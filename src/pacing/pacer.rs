@@ -349,16 +349,6 @@ impl Pacer {
         }
     }
 
-    /// The interval of slots from now on.
-    pub fn set_interval(&mut self, interval: Nanos) {
-        if interval != self.settings.interval {
-            self.reconfigure(Settings {
-                interval,
-                ..self.settings
-            });
-        }
-    }
-
     fn take(&mut self, now: LocalTime, granted: Granted, clock: &ClockBounds, alone: bool) {
         self.reserving = false;
         self.store_away = false;

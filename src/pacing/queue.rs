@@ -161,13 +161,6 @@ impl Line {
         self.places.is_empty()
     }
 
-    /// How many requests `client` has in line at `urgency`.
-    pub fn waiting_of(&self, client: Client, urgency: Urgency) -> usize {
-        self.clients
-            .get(&(urgency, client))
-            .map_or(0, |t| t.waiting.len())
-    }
-
     /// The places in line, first to last.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = Place> + '_ {
         self.places.iter().copied()
