@@ -16,20 +16,24 @@ use crate::{
     authority::HostPattern,
     ca::{self, Constraints, Issuer, Leaves},
     cli::env::Worker,
-    config::{Config, TlsMode, host_name},
-    destination::{Destinations, Ground},
+    config::{self, Config, TlsMode, host_name},
+    destination::{Destinations, Ground, QUEUE_LIMIT, QUEUE_SHARE},
     drain::{self, Drain, Signal},
     listener,
     metrics::Metrics,
     pacing::alarm::Alarm,
     policy::Reach,
     proxy::{Proxy, auth::Credentials},
+    shares::Shares,
     store::{Store, postgres::Postgres},
     upstream::Upstream,
 };
 
 /// How long the first connection to the store is waited for before serving without it.
 const STORE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Files that are not clients' or origins'.
+const FILES_APART: usize = 64;
 
 /// How long the last refusals may take to reach their clients.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
@@ -65,13 +69,26 @@ impl App {
     ///
     /// # Errors
     /// Anything that keeps the replica from serving, with what to change.
-    pub async fn new(config: Config) -> Result<App> {
+    pub async fn new(mut config: Config) -> Result<App> {
         if let Some(line) = opaque(&config) {
             bail!(line);
         }
         let leaves = certificates(&config)?;
         let metrics = Metrics::new();
-        metrics.ca_expiry(since_epoch(leaves.issuer().not_after()));
+        metrics.ca_expiry("issuer", since_epoch(leaves.issuer().not_after()));
+        // A replica may lack the root's certificate; it needs it for nothing but this and the bundle.
+        if let Ok(root) = ca::Certificate::load_root(&config.ca.dir) {
+            metrics.ca_expiry("root", since_epoch(root.not_after));
+        }
+        if let Some(line) = fit_connections(&mut config.proxy) {
+            tracing::warn!("{line}");
+        }
+        let share = config.proxy.share();
+        metrics.limit("connections", config.proxy.max_connections);
+        metrics.limit("connections_per_client", share);
+        metrics.limit("tunnels_per_client", share);
+        metrics.limit("queued", QUEUE_LIMIT);
+        metrics.limit("queued_per_client", QUEUE_SHARE);
         let reach = Reach::new(&config.proxy.allow_upstreams);
         let upstream =
             Upstream::new(&config.upstream, reach.clone()).map_err(anyhow::Error::msg)?;
@@ -108,8 +125,11 @@ impl App {
             destinations: Destinations::new(&config.destinations, &ground),
             upstream,
             leaves,
+            connections: Shares::new(share),
+            tunnels: Shares::new(share),
             credentials: config.proxy.auth.as_ref().map(Credentials::new),
             metrics,
+            unsigned: Default::default(),
             untrusting: Default::default(),
             client_keys: Default::default(),
             settings: config.proxy.clone(),
@@ -222,6 +242,7 @@ fn certificates(config: &Config) -> Result<Leaves> {
     for line in uncovered(config, &issuer)
         .iter()
         .chain(&without_effect(config))
+        .chain(&open_to_many(config))
     {
         tracing::warn!("{line}");
     }
@@ -263,6 +284,16 @@ pub fn without_effect(config: &Config) -> Vec<String> {
     lines
 }
 
+/// A line for what is open to more than this machine, and may be meant so.
+pub fn open_to_many(config: &Config) -> Option<String> {
+    let listen = config.admin.listen;
+    (!listen.ip().to_canonical().is_loopback() && config.admin.token.is_none()).then(|| {
+        format!(
+            "admin.listen {listen}: whoever reaches it can read metrics and status (changes are taken from loopback only); keep it inside a network that you trust"
+        )
+    })
+}
+
 /// A line for each destination whose hosts the issuer may not sign for.
 pub fn uncovered(config: &Config, issuer: &Issuer) -> Vec<String> {
     let lacks = |d: &&crate::config::Destination| {
@@ -286,6 +317,36 @@ fn bind(address: SocketAddr, key: &str) -> Result<TcpListener> {
 fn since_epoch(at: SystemTime) -> f64 {
     at.duration_since(SystemTime::UNIX_EPOCH)
         .map_or(0.0, |d| d.as_secs_f64())
+}
+
+/// Lowers `max_connections` to what the limit of open files has room for, and says so. A connection of a client may need
+/// another to an origin; some files are for the store, the operator and the log.
+fn fit_connections(proxy: &mut config::Proxy) -> Option<String> {
+    use rustix::process::{Resource, getrlimit};
+    let files = getrlimit(Resource::Nofile).current?;
+    let room = usize::try_from(files / 2).unwrap_or(usize::MAX);
+    let room = room.saturating_sub(FILES_APART).max(1);
+    let wanted = proxy.max_connections;
+    proxy.max_connections = wanted.min(room);
+    (wanted > room).then(|| {
+        format!(
+            "max_connections is {room} and not {wanted}, for {files} files may be open (two for each connection); raise that limit (ulimit -n, LimitNOFILE)"
+        )
+    })
+}
+
+/// Keeps memory, with the keys in it, out of core files and away from other processes of this user.
+pub fn keep_no_core() {
+    use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    let done = setrlimit(Resource::Core, none)
+        .and_then(|()| set_dumpable_behavior(DumpableBehavior::NotDumpable));
+    if let Err(e) = done {
+        tracing::warn!("core files stay possible: {e}; set LimitCORE=0 for this service");
+    }
 }
 
 /// Lets this process hold as many connections as the system allows: the usual soft limit of 1,024 files is fewer than

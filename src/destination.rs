@@ -19,13 +19,17 @@ use crate::{
         lane::{Departure, Lane, Name},
         observed::Observed,
         pacer::{Cause, Refusal, Settings},
+        queue::Client,
         time::{LocalTime, Nanos, SECOND, nanos, seconds},
     },
+    shares::{Share, Shares},
     store::{Store, memory},
 };
 
 /// Requests that may wait for one cursor in one replica.
-const QUEUE_LIMIT: usize = 10_000;
+pub const QUEUE_LIMIT: usize = 10_000;
+/// Requests of one client that may wait at one destination: half of a queue, so that none can fill it.
+pub const QUEUE_SHARE: usize = QUEUE_LIMIT / 2;
 /// Hosts that may have cursors of their own at once, for one destination in one replica.
 const LANE_LIMIT: usize = 10_000;
 
@@ -112,6 +116,8 @@ pub struct Destination {
     figures: DestinationFigures,
     ground: Ground,
     lanes: Mutex<HashMap<Option<Host>, Arc<Lane>>>,
+    /// Requests that wait, by client.
+    queued: Arc<Shares>,
     observed: Mutex<Observed>,
     voided: Arc<AtomicU64>,
     voided_seen: AtomicU64,
@@ -131,6 +137,7 @@ impl Destination {
             config,
             ground,
             lanes: Mutex::default(),
+            queued: Shares::new(QUEUE_SHARE),
             observed: Mutex::default(),
             voided: Arc::default(),
             voided_seen: AtomicU64::new(0),
@@ -146,6 +153,14 @@ impl Destination {
     /// Its counters.
     pub fn figures(&self) -> &DestinationFigures {
         &self.figures
+    }
+
+    /// A place among the requests of `client` that may wait here, held while one does.
+    ///
+    /// # Errors
+    /// As many wait as may.
+    pub fn queue_share(&self, client: Client) -> Result<Share, Error> {
+        self.queued.take(client).ok_or(Error::Share)
     }
 
     /// The lane of the cursor that `host` shares.

@@ -94,6 +94,14 @@ where
         let step = std::future::poll_fn(|cx| match Pin::new(&mut connection).poll(cx) {
             Poll::Ready(end) => Poll::Ready(Step::Ended(end)),
             Poll::Pending if !looking && watch.is_inattentive() => Poll::Ready(Step::Look),
+            Poll::Pending if watch.phase() == Phase::Head => {
+                let head = (Phase::Head, watch.served());
+                if head == (seen.0, seen.1) {
+                    Poll::Pending
+                } else {
+                    Poll::Ready(Step::Head(head.1))
+                }
+            }
             Poll::Pending => Poll::Pending,
         });
         tokio::select! {
@@ -115,6 +123,11 @@ where
                     return None;
                 }
                 Step::Look => looking = true,
+                // A head that does not come whole has a time of its own, from its first byte.
+                Step::Head(number) => {
+                    (seen, since) = ((Phase::Head, number, false), Instant::now());
+                    round.as_mut().reset(since + HEAD_DEADLINE);
+                }
             },
             () = drain.started(), if !draining => {
                 draining = true;
@@ -160,6 +173,8 @@ enum Step {
     Ended(hyper::Result<()>),
     /// Nobody reads the client's bytes any more.
     Look,
+    /// A part of a head has come, behind so many requests.
+    Head(u64),
 }
 
 /// Says that we are done, then reads and forgets what the peer still sends, until it closes too. Closing with unread

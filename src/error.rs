@@ -34,6 +34,13 @@ pub enum Error {
     PortDenied,
     /// The address is private, loopback or otherwise not for fetching.
     AddressDenied,
+    /// Too many wrong log-ins came from this address of late.
+    Guessing {
+        /// After how long the next may be tried.
+        retry_after: Nanos,
+    },
+    /// The client did not go on with its request's body.
+    BodyTimeout,
     /// The request came by way of this proxy already, or is for it.
     Loop,
     // The pace.
@@ -43,6 +50,8 @@ pub enum Error {
     Draining,
     /// As many connections are open as may be.
     Connections,
+    /// This client holds as much as one client may.
+    Share,
     // The origin's doing.
     /// The name has no address, or the resolver failed.
     Dns,
@@ -67,6 +76,8 @@ pub enum Error {
     // Ours.
     /// The CA cannot sign for this host.
     NotCovered,
+    /// The CA's issuer is before or after its time, so that it signs nothing.
+    CaOutOfTime,
 }
 
 impl Error {
@@ -77,6 +88,8 @@ impl Error {
                 StatusCode::FORBIDDEN
             }
             Error::CredentialsNeeded => StatusCode::PROXY_AUTHENTICATION_REQUIRED,
+            Error::Guessing { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Error::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
             Error::Malformed(_) => StatusCode::BAD_REQUEST,
             Error::TargetTooLong => StatusCode::URI_TOO_LONG,
             Error::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
@@ -87,7 +100,9 @@ impl Error {
                 ..
             }) => StatusCode::SERVICE_UNAVAILABLE,
             Error::Paced(_) => refusal,
-            Error::Draining | Error::Connections => StatusCode::SERVICE_UNAVAILABLE,
+            Error::Draining | Error::Connections | Error::Share | Error::CaOutOfTime => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             Error::DnsTimeout | Error::ConnectTimeout | Error::ResponseTimeout => {
                 StatusCode::GATEWAY_TIMEOUT
             }
@@ -109,12 +124,14 @@ impl Error {
             Error::ClientDenied
             | Error::HostDenied
             | Error::PortDenied
-            | Error::CredentialsNeeded => "http_request_denied",
+            | Error::CredentialsNeeded
+            | Error::Guessing { .. } => "http_request_denied",
             Error::AddressDenied => "destination_ip_prohibited",
             Error::Malformed(_)
             | Error::TargetTooLong
             | Error::HeadTooLarge
             | Error::UnknownCoding
+            | Error::BodyTimeout
             | Error::Misdirected => "http_request_error",
             Error::Loop => "proxy_loop_detected",
             Error::Paced(Refusal {
@@ -122,7 +139,7 @@ impl Error {
                 ..
             })
             | Error::Draining => "destination_unavailable",
-            Error::Paced(_) | Error::Connections => "connection_limit_reached",
+            Error::Paced(_) | Error::Connections | Error::Share => "connection_limit_reached",
             Error::Dns => "dns_error",
             Error::DnsTimeout => "dns_timeout",
             Error::ConnectRefused => "connection_refused",
@@ -133,7 +150,7 @@ impl Error {
             Error::Terminated => "connection_terminated",
             Error::BadResponse => "http_protocol_error",
             Error::ResponseTimeout => "connection_read_timeout",
-            Error::NotCovered => "proxy_configuration_error",
+            Error::NotCovered | Error::CaOutOfTime => "proxy_configuration_error",
         }
     }
 
@@ -142,6 +159,8 @@ impl Error {
         match self {
             Error::ClientDenied => "client_denied",
             Error::CredentialsNeeded => "credentials_needed",
+            Error::Guessing { .. } => "guessing",
+            Error::BodyTimeout => "body_timeout",
             Error::Malformed(_) => "malformed",
             Error::TargetTooLong => "target_too_long",
             Error::HeadTooLarge => "head_too_large",
@@ -165,6 +184,7 @@ impl Error {
             }) => "store_away",
             Error::Draining => "draining",
             Error::Connections => "connections",
+            Error::Share => "share",
             Error::Dns => "dns",
             Error::DnsTimeout => "dns_timeout",
             Error::ConnectRefused => "connect_refused",
@@ -176,6 +196,7 @@ impl Error {
             Error::BadResponse => "bad_response",
             Error::ResponseTimeout => "response_timeout",
             Error::NotCovered => "not_covered",
+            Error::CaOutOfTime => "ca_out_of_time",
         }
     }
 
@@ -186,6 +207,13 @@ impl Error {
                 "this client address may not use the proxy; add it to allow_clients"
             }
             Error::CredentialsNeeded => "send proxy credentials (Basic) of a user in [proxy.auth]",
+            Error::Guessing { retry_after } => {
+                let seconds = retry_seconds(*retry_after);
+                return format!(
+                    "too many wrong log-ins from this address, correct them and retry in {seconds}s"
+                );
+            }
+            Error::BodyTimeout => "the request's body did not go on for 30 s; send all of it",
             Error::Malformed(what) => what,
             Error::TargetTooLong => "a request line may have 16 KiB; shorten the URL",
             Error::HeadTooLarge => {
@@ -217,6 +245,9 @@ impl Error {
             }
             Error::Draining => "this replica is shutting down, retry in 1s",
             Error::Connections => "too many connections, retry in 1s; see max_connections",
+            Error::Share => {
+                "this client holds its share, retry in 1s; see max_connections_per_client"
+            }
             Error::Dns => "the host name does not resolve; check it and the proxy's resolver",
             Error::DnsTimeout => "the resolver did not answer in time; try again later",
             Error::ConnectRefused => "the origin refused the connection; try again later",
@@ -232,6 +263,7 @@ impl Error {
             Error::BadResponse => "the origin's answer is not valid HTTP/1.1",
             Error::ResponseTimeout => "the origin did not answer in time",
             Error::NotCovered => "the CA may not sign for this host; run paceline ca init",
+            Error::CaOutOfTime => "the CA's issuer has expired; run paceline ca init and restart",
         };
         fixed.to_owned()
     }
@@ -240,7 +272,9 @@ impl Error {
     pub fn retry_after(&self) -> Option<u64> {
         match self {
             Error::Paced(refusal) => Some(retry_seconds(refusal.retry_after)),
-            Error::Draining | Error::Connections => Some(1),
+            Error::Guessing { retry_after } => Some(retry_seconds(*retry_after)),
+            Error::Draining | Error::Connections | Error::Share => Some(1),
+            Error::CaOutOfTime => Some(60),
             _ => None,
         }
     }
@@ -254,6 +288,8 @@ impl Error {
                 | Error::HeadTooLarge
                 | Error::UnknownCoding
                 | Error::CredentialsNeeded
+                | Error::Guessing { .. }
+                | Error::BodyTimeout
                 | Error::ClientDenied
                 | Error::Draining
                 | Error::Connections
@@ -322,6 +358,12 @@ mod tests {
             Error::BadResponse,
             Error::ResponseTimeout,
             Error::NotCovered,
+            Error::CaOutOfTime,
+            Error::Share,
+            Error::BodyTimeout,
+            Error::Guessing {
+                retry_after: 9_999 * SECOND,
+            },
         ] {
             let text = e.text();
             assert!(

@@ -10,7 +10,7 @@ use std::{
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
+    sync::{OwnedSemaphorePermit, Semaphore},
 };
 
 use crate::{
@@ -20,6 +20,7 @@ use crate::{
     error::Error,
     policy,
     proxy::{Downstream, Proxy, tunnel},
+    shares::Share,
 };
 
 /// Connections that are told that there are too many, at once; beyond that they are dropped.
@@ -66,21 +67,15 @@ pub async fn run(listener: TcpListener, proxy: Arc<Proxy>, mut drain: Signal) {
         // Without this the 200, the handshake and each small answer would wait for the peer's delayed acknowledgement.
         let _ = stream.set_nodelay(true);
         let client = peer.ip().to_canonical();
-        let refusal = if !policy::admits(&proxy.settings.allow_clients, client) {
-            Some(Error::ClientDenied)
-        } else {
-            None
-        };
-        match (refusal, room.clone().try_acquire_owned()) {
-            (None, Ok(permit)) => {
+        match admit(&proxy, &room, client) {
+            Ok(place) => {
                 let (proxy, drain) = (proxy.clone(), drain.clone());
                 tokio::spawn(async move {
                     serve(stream, client, proxy, drain).await;
-                    drop(permit);
+                    drop(place);
                 });
             }
-            (refusal, _) => {
-                let error = refusal.unwrap_or(Error::Connections);
+            Err(error) => {
                 proxy.metrics.request("", error.reason());
                 if let Ok(permit) = refusals.clone().try_acquire_owned() {
                     let text = head(&error, &proxy.settings);
@@ -92,6 +87,21 @@ pub async fn run(listener: TcpListener, proxy: Arc<Proxy>, mut drain: Signal) {
             }
         }
     }
+}
+
+/// A place for one more connection of this client, given back when it is dropped.
+fn admit(
+    proxy: &Proxy,
+    room: &Arc<Semaphore>,
+    client: IpAddr,
+) -> Result<(OwnedSemaphorePermit, Share), Error> {
+    if !policy::admits(&proxy.settings.allow_clients, client) {
+        return Err(Error::ClientDenied);
+    }
+    let share = proxy.connections.take(proxy.address_key(client));
+    let share = share.ok_or(Error::Share)?;
+    let permit = room.clone().try_acquire_owned();
+    Ok((permit.map_err(|_| Error::Connections)?, share))
 }
 
 async fn serve(stream: TcpStream, client: IpAddr, proxy: Arc<Proxy>, drain: Signal) {

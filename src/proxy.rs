@@ -37,8 +37,11 @@ use crate::{
     headers,
     log::Seldom,
     metrics::Metrics,
+    pacing::queue::Client,
+    policy,
     proxy::{answer::Answer, auth::Credentials, connect::Plan, forward::Terms},
     record::Record,
+    shares::Shares,
     upstream::{Scheme, Target, Upstream, exchange::Outgoing},
 };
 
@@ -53,14 +56,27 @@ pub struct Proxy {
     pub upstream: Upstream,
     /// For intercepted tunnels.
     pub leaves: Leaves,
+    /// Connections, by the address that they come from.
+    pub connections: Arc<Shares>,
+    /// Tunnels, by the user who opened them, or the address.
+    pub tunnels: Arc<Shares>,
     /// Who may use the proxy by name.
     pub credentials: Option<Credentials>,
     /// For counting.
     pub metrics: Arc<Metrics>,
+    /// For the line about hosts that the CA signs no leaf for.
+    pub unsigned: Seldom,
     /// For the line about clients that do not trust the CA.
     pub untrusting: Seldom,
     /// Makes clients into keys of the queue; random, so that nobody can choose to share another's.
     pub client_keys: RandomState,
+}
+
+impl Proxy {
+    /// The key under which a client without credentials is counted.
+    pub fn address_key(&self, client: IpAddr) -> Client {
+        self.client_keys.hash_one(policy::counted_as(client))
+    }
 }
 
 /// A client's connection, or the inside of a tunnel on it.
@@ -244,16 +260,19 @@ impl Downstream {
 
     async fn authenticate(&self, headers: &HeaderMap) -> Result<Option<Arc<str>>, Error> {
         match &self.proxy.credentials {
-            Some(credentials) => credentials.check(headers).await.map(Some),
+            Some(credentials) => {
+                let from = self.proxy.address_key(self.client);
+                credentials.check(from, headers).await.map(Some)
+            }
             None => Ok(None),
         }
     }
 
     /// The key under which the queue is fair to this client: its user where it has one, else its address.
-    pub fn client_key(&self, user: Option<&Arc<str>>) -> u64 {
+    pub fn client_key(&self, user: Option<&Arc<str>>) -> Client {
         match user {
             Some(user) => self.proxy.client_keys.hash_one(user),
-            None => self.proxy.client_keys.hash_one(self.client),
+            None => self.proxy.address_key(self.client),
         }
     }
 

@@ -22,6 +22,7 @@ use crate::{
     pacing::lane::Departure,
     proxy::{Downstream, answer::Answer},
     record::Record,
+    shares::Share,
     upstream::stream::Stream,
 };
 
@@ -36,9 +37,11 @@ pub enum Plan {
         tls: Arc<ServerConfig>,
         /// Who opened it.
         user: Option<Arc<str>>,
+        /// Its place among those of its client.
+        share: Share,
     },
     /// Pass bytes to this connection, which is there already.
-    Relay(TcpStream),
+    Relay(TcpStream, Share),
     /// Pass bytes to a connection that has switched protocols.
     Switched {
         /// The origin's side.
@@ -87,12 +90,19 @@ pub async fn open(
     if let Some(destination) = proxy.destinations.governing(&authority.host) {
         record.governed_by(destination.clone());
         let tls = proxy.leaves.server_config(&authority.host).map_err(|e| {
-            tracing::warn!(host = %authority.host, "no leaf: {e}");
-            Error::NotCovered
+            if proxy.unsigned.is_due() {
+                tracing::warn!(host = %authority.host, "no leaf: {e}");
+            }
+            if e.is_out_of_time() {
+                Error::CaOutOfTime
+            } else {
+                Error::NotCovered
+            }
         })?;
         downstream.promise(Plan::Intercept {
             authority,
             tls,
+            share: share(downstream, user.as_ref())?,
             user,
         });
         return Ok(established());
@@ -101,11 +111,18 @@ pub async fn open(
         return Err(Error::HostDenied);
     }
     downstream.literal_allowed(&authority)?;
+    let share = share(downstream, user.as_ref())?;
     let started = Instant::now();
     let origin = proxy.upstream.tunnel(&authority).await;
     record.connected(started.elapsed());
-    downstream.promise(Plan::Relay(origin?));
+    downstream.promise(Plan::Relay(origin?, share));
     Ok(established())
+}
+
+/// One more tunnel for this client.
+fn share(downstream: &Downstream, user: Option<&Arc<str>>) -> Result<Share, Error> {
+    let client = downstream.client_key(user);
+    downstream.proxy.tunnels.take(client).ok_or(Error::Share)
 }
 
 /// Exactly 200: several clients take no other 2xx. The codec adds no length and no body to it.

@@ -96,6 +96,7 @@ async fn paced(
     target: &Target,
     record: &mut Record,
 ) -> Result<Response<Answer>, Error> {
+    let waiting = destination.queue_share(terms.client)?;
     let arrived = LocalTime::now();
     let arrival = Arrival {
         client: terms.client,
@@ -107,7 +108,7 @@ async fn paced(
         .enter(arrival)
         .map_err(Error::Paced)?;
     let (proxy, switches) = (&downstream.proxy, request.headers().contains_key(UPGRADE));
-    let mut unsent = 0;
+    let (mut unsent, mut waiting) = (0, Some(waiting));
     loop {
         let mut drain = downstream.drain.clone();
         let (departure, ready) = tokio::select! {
@@ -115,6 +116,7 @@ async fn paced(
             turn = turn(proxy, target, ticket, record, unsent > 0, request.body_mut()) => turn?,
             () = drain.given_up() => return Err(Error::Draining),
         };
+        drop(waiting.take());
         destination.dispatched(&departure, arrived);
         record.queued();
         match exchange(request, ready, record).await {
