@@ -26,7 +26,7 @@ use crate::{
 };
 
 /// A request head must be complete this long after its first byte, and the first byte of all after the connection.
-const HEAD_DEADLINE: Duration = Duration::from_secs(10);
+pub const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 /// A kept-alive connection may wait this long for its next request: longer than any client keeps its own.
 const IDLE_DEADLINE: Duration = Duration::from_secs(600);
 
@@ -182,7 +182,8 @@ enum Step {
 async fn linger<I: AsyncRead + AsyncWrite + Unpin>(mut stream: I) {
     // The codec has done so already, but not after a CONNECT or an upgrade: it leaves the stream to its caller then.
     let _ = timeout(LINGER_DEADLINE, stream.shutdown()).await;
-    let mut scrap = [0; 4096];
+    // Not in the future: each connection would carry it from its beginning.
+    let mut scrap = vec![0; 4096];
     let drained = async {
         for _ in 0..LINGER_READS {
             if !matches!(stream.read(&mut scrap).await, Ok(1..)) {

@@ -11,6 +11,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
+    time::timeout,
 };
 
 use crate::{
@@ -80,7 +81,7 @@ pub async fn run(listener: TcpListener, proxy: Arc<Proxy>, mut drain: Signal) {
                 if let Ok(permit) = refusals.clone().try_acquire_owned() {
                     let text = head(&error, &proxy.settings);
                     tokio::spawn(async move {
-                        let _ = tokio::time::timeout(REFUSAL_DEADLINE, tell(stream, text)).await;
+                        let _ = timeout(REFUSAL_DEADLINE, tell(stream, text)).await;
                         drop(permit);
                     });
                 }
@@ -104,9 +105,17 @@ fn admit(
     Ok((permit.map_err(|_| Error::Connections)?, share))
 }
 
-async fn serve(stream: TcpStream, client: IpAddr, proxy: Arc<Proxy>, drain: Signal) {
+async fn serve(stream: TcpStream, client: IpAddr, proxy: Arc<Proxy>, mut drain: Signal) {
     let _counted = proxy.metrics.connection();
     let socket = Socket::new(stream);
+    // All that a request needs is made when there is one: thousands may connect and say nothing.
+    let said = tokio::select! {
+        said = timeout(downstream::HEAD_DEADLINE, socket.first_byte()) => said,
+        () = drain.started() => return,
+    };
+    if !matches!(said, Ok(Ok(Some(_)))) {
+        return;
+    }
     let downstream = Arc::new(Downstream {
         proxy,
         client,
@@ -115,9 +124,10 @@ async fn serve(stream: TcpStream, client: IpAddr, proxy: Arc<Proxy>, drain: Sign
         pinned: None,
         plan: Default::default(),
     });
-    let rest = downstream::serve(socket, downstream.clone(), drain.clone()).await;
+    let rest = Box::pin(downstream::serve(socket, downstream.clone(), drain.clone())).await;
     if let (Some(rest), Some(plan)) = (rest, downstream.promised()) {
-        tunnel::run(&downstream, plan, rest.stream, rest.early, drain).await;
+        let tunnel = tunnel::run(&downstream, plan, rest.stream, rest.early, drain);
+        Box::pin(tunnel).await;
     }
 }
 
@@ -142,5 +152,21 @@ async fn tell(mut stream: TcpStream, text: String) {
     if stream.write_all(text.as_bytes()).await.is_ok() && stream.shutdown().await.is_ok() {
         let mut scrap = [0; 4096];
         while matches!(stream.read(&mut scrap).await, Ok(1..)) {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn future_size<A, B, C, D, F>(_: fn(A, B, C, D) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// What a connection that says nothing costs besides the kernel's part: this, and its socket.
+    #[test]
+    fn a_silent_connection_is_small() {
+        let size = future_size(serve);
+        assert!(size <= 768, "{size} bytes");
     }
 }

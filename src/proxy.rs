@@ -147,7 +147,8 @@ impl Downstream {
         let is_connect = request.method() == Method::CONNECT;
         let version = request.version();
         let outcome = match verdict {
-            Ok(()) => self.carry(request, &mut record).await,
+            // Boxed, so that a connection has room for a request only while it has one.
+            Ok(()) => Box::pin(self.carry(request, &mut record)).await,
             Err(e) => Err(e),
         };
         Ok(match outcome {

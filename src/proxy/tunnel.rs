@@ -85,6 +85,8 @@ pub async fn run(
                     let sni = stream.get_ref().1.server_name().map(Host::parse);
                     // A name that is no host name cannot be the tunnel's.
                     let Ok(sni) = sni.transpose() else { return };
+                    // Boxed: it is moved about, and there would be room for it in each place.
+                    let stream = Box::new(stream);
                     serve(outer, pinned(Scheme::Https, sni), stream, drain).await;
                     record.iter_mut().for_each(Record::complete);
                 }

@@ -112,13 +112,27 @@ impl Process {
         await_until(&what, patience, || self.ended())
     }
 
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// The most memory it has had resident, in bytes (`VmHWM`).
     pub fn peak_memory(&self) -> u64 {
+        self.status("VmHWM:")
+    }
+
+    /// The memory that it has resident now, in bytes (`VmRSS`).
+    pub fn memory(&self) -> u64 {
+        self.status("VmRSS:")
+    }
+
+    fn status(&self, name: &str) -> u64 {
         let status = read_lossy(Path::new(&format!("/proc/{}/status", self.child.id())));
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
         let kibibytes =
             line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
-        kibibytes.expect("VmHWM of a process that runs") * 1024
+        kibibytes.expect("the status of a process that runs") * 1024
     }
 }
 

@@ -159,6 +159,22 @@ impl Replica {
         self.process.stderr()
     }
 
+    /// Its process's number.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// The processor time that it has used, in seconds.
+    pub fn processor_seconds(&self) -> f64 {
+        let used = self.scrape().sum("process_cpu_seconds_total", &[]);
+        used.expect("a counter of processor time")
+    }
+
+    /// The memory that it has resident now, in bytes.
+    pub fn memory(&self) -> u64 {
+        self.process.memory()
+    }
+
     /// The most memory it has had resident, in bytes.
     pub fn peak_memory(&self) -> u64 {
         self.process.peak_memory()
