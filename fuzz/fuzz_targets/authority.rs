@@ -1,0 +1,8 @@
+//! libFuzzer for the target `authority`.
+#![no_main]
+
+#[path = "../targets.rs"]
+#[allow(dead_code, reason = "each target has a binary of its own")]
+mod targets;
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| targets::authority(bytes));
