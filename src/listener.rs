@@ -10,7 +10,7 @@ use std::{
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, Semaphore},
+    sync::Semaphore,
     time::timeout,
 };
 
@@ -68,15 +68,16 @@ pub async fn run(listener: TcpListener, proxy: Arc<Proxy>, mut drain: Signal) {
         // Without this the 200, the handshake and each small answer would wait for the peer's delayed acknowledgement.
         let _ = stream.set_nodelay(true);
         let client = peer.ip().to_canonical();
-        match admit(&proxy, &room, client) {
-            Ok(place) => {
+        match (admit(&proxy, client), room.clone().try_acquire_owned()) {
+            (Ok(share), Ok(permit)) => {
                 let (proxy, drain) = (proxy.clone(), drain.clone());
                 tokio::spawn(async move {
                     serve(stream, client, proxy, drain).await;
-                    drop(place);
+                    drop((share, permit));
                 });
             }
-            Err(error) => {
+            (admitted, _) => {
+                let error = admitted.err().unwrap_or(Error::Connections);
                 proxy.metrics.request("", error.reason());
                 if let Ok(permit) = refusals.clone().try_acquire_owned() {
                     let text = head(&error, &proxy.settings);
@@ -90,19 +91,13 @@ pub async fn run(listener: TcpListener, proxy: Arc<Proxy>, mut drain: Signal) {
     }
 }
 
-/// A place for one more connection of this client, given back when it is dropped.
-fn admit(
-    proxy: &Proxy,
-    room: &Arc<Semaphore>,
-    client: IpAddr,
-) -> Result<(OwnedSemaphorePermit, Share), Error> {
+/// One more connection of this client.
+fn admit(proxy: &Proxy, client: IpAddr) -> Result<Share, Error> {
     if !policy::admits(&proxy.settings.allow_clients, client) {
         return Err(Error::ClientDenied);
     }
     let share = proxy.connections.take(proxy.address_key(client));
-    let share = share.ok_or(Error::Share)?;
-    let permit = room.clone().try_acquire_owned();
-    Ok((permit.map_err(|_| Error::Connections)?, share))
+    share.ok_or(Error::Share)
 }
 
 async fn serve(stream: TcpStream, client: IpAddr, proxy: Arc<Proxy>, mut drain: Signal) {

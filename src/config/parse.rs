@@ -12,7 +12,6 @@ use std::{
     time::Duration,
 };
 
-use ipnet::IpNet;
 use toml::de::{DeTable, DeValue};
 
 use super::{
@@ -32,10 +31,6 @@ pub type Environment<'e> = &'e dyn Fn(&str) -> Option<String>;
 
 const MAX_WAIT: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(3600);
 const DRAIN: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(3600);
-
-/// No network of anybody's own is larger: what has a shorter prefix is the internet, or the better part of it.
-const NETWORK_V4: u8 = 8;
-const NETWORK_V6: u8 = 16;
 
 const MAX_CONNECTIONS: RangeInclusive<usize> = 1..=1_000_000;
 
@@ -173,7 +168,12 @@ fn read_proxy(top: &Section<'_, '_>) -> Proxy {
         allow_upstreams: nets("allow_upstreams"),
         auth: read_auth(&proxy),
     };
-    if let Some(place) = anybody(allow.iter().flatten())
+    let anybody = allow.iter().flatten().find(|(_, range)| match range {
+        ClientRange::Any => true,
+        ClientRange::Net(net) => net.prefix_len() == 0,
+        ClientRange::Loopback | ClientRange::Private => false,
+    });
+    if let Some((place, _)) = anybody
         && !parsed.listen.ip().to_canonical().is_loopback()
         && parsed.auth.is_none()
         && !parsed.open
@@ -185,28 +185,6 @@ fn read_proxy(top: &Section<'_, '_>) -> Proxy {
         proxy.fault(place.clone(), "allow_clients", complaint);
     }
     parsed
-}
-
-/// The entry by which anybody may connect, if there is one, or the first of several that together do as much: two halves
-/// of all addresses are all of them.
-fn anybody<'a>(allow: impl Iterator<Item = &'a (Place, ClientRange)>) -> Option<&'a Place> {
-    let (mut nets, mut first) = (Vec::new(), None);
-    for (place, range) in allow {
-        match range {
-            ClientRange::Any => return Some(place),
-            ClientRange::Net(net) => {
-                nets.push(*net);
-                first.get_or_insert(place);
-            }
-            ClientRange::Loopback | ClientRange::Private => {}
-        }
-    }
-    let everybody = |net: &IpNet| match net {
-        IpNet::V4(net) => net.prefix_len() < NETWORK_V4,
-        IpNet::V6(net) => net.prefix_len() < NETWORK_V6,
-    };
-    let all = IpNet::aggregate(&nets);
-    first.filter(|_| all.iter().any(everybody))
 }
 
 /// `None` where there is no `[proxy.auth]`.

@@ -202,20 +202,6 @@ fn an_open_proxy_needs_to_be_meant() {
         )))
         .is_ok()
     );
-    for range in [
-        "\"0.0.0.0/0\"",
-        "\"::/0\"",
-        "\"2000::/3\"",
-        "\"10.0.0.0/8\", \"0.0.0.0/1\", \"128.0.0.0/1\"",
-        "\"private\", \"0.0.0.0/2\", \"192.0.0.0/2\", \"64.0.0.0/2\", \"128.0.0.0/2\"",
-    ] {
-        let text = text("listen = \"[::]:1\"").replace("\"any\"", range);
-        let message = parse(&text).expect_err(range).to_string();
-        assert!(message.contains("lets anybody"), "{range}: {message}");
-        assert!(parse(&format!("{text}\nopen = true")).is_ok(), "{range}");
-    }
-    let wide = text("listen = \"0.0.0.0:1\"").replace("\"any\"", "\"11.0.0.0/8\", \"2a00::/16\"");
-    assert!(parse(&wide).is_ok(), "networks that somebody may have");
     let message = parse(&text("listen = \"0.0.0.0:1\""))
         .expect_err("open")
         .to_string();
