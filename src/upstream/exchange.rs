@@ -33,7 +33,8 @@ use crate::{
 /// The body of a request on its way to an origin, its bytes counted as they go.
 #[derive(Debug)]
 pub struct Outgoing {
-    incoming: Incoming,
+    /// `None` for a message that is sent again: it has no body.
+    incoming: Option<Incoming>,
     /// What was read while the request waited.
     ahead: VecDeque<Frame<Bytes>>,
     ahead_bytes: usize,
@@ -48,12 +49,24 @@ impl Outgoing {
     pub fn new(incoming: Incoming, sent: Arc<AtomicU64>, expected: bool) -> Self {
         Outgoing {
             expected,
-            incoming,
+            incoming: Some(incoming),
             ahead: VecDeque::new(),
             ahead_bytes: 0,
             sent,
             stall: Stall::default(),
         }
+    }
+
+    /// The body of the same message sent once more, if it has none.
+    pub fn repeated(&self) -> Option<Self> {
+        self.is_end_stream().then(|| Outgoing {
+            incoming: None,
+            ahead: VecDeque::new(),
+            ahead_bytes: 0,
+            sent: self.sent.clone(),
+            expected: false,
+            stall: Stall::default(),
+        })
     }
 
     /// Whether the client waits for leave to send it.
@@ -66,7 +79,10 @@ impl Outgoing {
     pub async fn read_ahead(&mut self) -> hyper::Error {
         std::future::poll_fn(|cx| {
             while self.ahead_bytes < AHEAD {
-                match ready!(Pin::new(&mut self.incoming).poll_frame(cx)) {
+                let Some(incoming) = &mut self.incoming else {
+                    break;
+                };
+                match ready!(Pin::new(incoming).poll_frame(cx)) {
                     Some(Ok(frame)) => {
                         self.ahead_bytes += frame.data_ref().map_or(0, Bytes::len);
                         self.ahead.push_back(frame);
@@ -92,9 +108,10 @@ impl Body for Outgoing {
         let this = &mut *self;
         let frame = match this.ahead.pop_front() {
             Some(frame) => Some(Ok(frame)),
-            None => match Pin::new(&mut this.incoming).poll_frame(cx) {
-                Poll::Ready(frame) => frame.map(|frame| frame.map_err(|_| BODY_BROKEN)),
-                Poll::Pending => {
+            None => match this.incoming.as_mut().map(|i| Pin::new(i).poll_frame(cx)) {
+                None => None,
+                Some(Poll::Ready(frame)) => frame.map(|frame| frame.map_err(|_| BODY_BROKEN)),
+                Some(Poll::Pending) => {
                     ready!(this.stall.poll(BODY_DEADLINE, cx));
                     Some(Err(Error::BodyTimeout))
                 }
@@ -112,7 +129,7 @@ impl Body for Outgoing {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.ahead.is_empty() && self.incoming.is_end_stream()
+        self.ahead.is_empty() && self.incoming.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -122,7 +139,9 @@ impl Body for Outgoing {
             .filter_map(Frame::data_ref)
             .map(Bytes::len)
             .sum();
-        let (ahead, rest) = (ahead as u64, self.incoming.size_hint());
+        let none = || SizeHint::with_exact(0);
+        let rest = self.incoming.as_ref().map_or_else(none, Body::size_hint);
+        let ahead = ahead as u64;
         let mut hint = SizeHint::new();
         hint.set_lower(rest.lower().saturating_add(ahead));
         if let Some(upper) = rest.upper() {
