@@ -14,7 +14,14 @@ use paceline::{
     config::Config,
     downstream::framing::{Fault, Framing},
     headers,
-    membership::lease::Lease,
+    membership::{cluster::Cluster, lease::Lease},
+    pacing::{
+        throttle::{
+            CAP, Moment, Rules, Throttle,
+            tracker::{Event, Tracker},
+        },
+        time::{LocalTime, SECOND},
+    },
     store::postgres::address::Address,
 };
 
@@ -64,6 +71,8 @@ pub const ALL: &[Target] = &[
             "Connection: close, X-Secret, Content-Length\nX-Secret: 1\nContent-Length: 5\nKeep-Alive: 5\nTE: trailers",
             "Transfer-Encoding: chunked\nProxy-Authorization: Basic eDp5\nProxy-Connection: keep-alive",
             "Upgrade: websocket\nConnection: Upgrade\nSec-WebSocket-Key: x\nSec-WebSocket-Version: 13",
+            "Retry-After: 120\nDate: Sun, 06 Nov 1994 08:49:37 GMT",
+            "Retry-After: Sun, 06 Nov 1994 08:50:37 GMT\nDate: Sunday, 06-Nov-94 08:49:37 GMT",
             "Paceline-Max-Wait: 1e308\nPriority: u=9;u=1\nProxy-Status: paceline; error=x",
         ],
     },
@@ -95,8 +104,21 @@ pub const ALL: &[Target] = &[
             "1700000000000000000 a1b2 {\"replica\":\"r0\",\"ceilings\":{\"d\":7.0},\"dispatches\":{\"d\":12},\
              \"seconds\":{\"d\":{\"1700000000\":7}},\"failing\":[\"d\"],\"shares\":3}",
             "-9223372036854775808 x {\"replica\":\"\"}",
+            "5 x {\"replica\":\"r\",\"dispatches\":{\"d\":18446744073709551615},\"seconds\":{\"d\":{\"1700000000\":18446744073709551615}}}",
             "free",
             "1 2 3",
+        ],
+    },
+    Target {
+        name: "throttle",
+        run: throttle,
+        seeds: &[
+            "4 {\"version\":1700000000000000,\"episode\":2,\"multiplier\":4,\"clean\":7,\"hold\":{\"at\":1},\"lockout\":{\"at\":2},\
+             \"pause\":{\"at\":0},\"evidence\":[[12345,1700000000000000000,403]]}",
+            "0 {\"version\":3,\"episode\":1,\"multiplier\":1,\"clean\":0,\"hold\":{\"at\":0},\"lockout\":{\"at\":2,\
+             \"until\":1700000060000000000,\"span\":900000000000,\"status\":403},\"pause\":{\"at\":0},\"evidence\":[]}",
+            "16 {\"version\":18446744073709551615,\"episode\":18446744073709551615,\"multiplier\":16,\"clean\":4294967295,\
+             \"hold\":{\"at\":18446744073709551615},\"lockout\":{\"at\":0},\"pause\":{\"at\":0},\"evidence\":[]}",
         ],
     },
     Target {
@@ -109,6 +131,17 @@ pub const ALL: &[Target] = &[
         ],
     },
 ];
+
+/// Puts a target's seeds where libFuzzer looks for inputs to begin from: in `corpus/NAME` of the working directory.
+#[allow(dead_code, reason = "libFuzzer's side alone needs it")]
+pub fn write_seeds(name: &str) {
+    for target in ALL.iter().filter(|target| target.name == name) {
+        for (n, seed) in target.seeds.iter().enumerate() {
+            // Fuzzing goes on without them.
+            let _ = std::fs::write(format!("corpus/{name}/seed-{n}"), seed);
+        }
+    }
+}
 
 /// What is parsed is printed in one way only, and that way means the same.
 pub fn authority(bytes: &[u8]) {
@@ -197,6 +230,7 @@ pub fn fields(bytes: &[u8]) {
     }
     assert!(headers::urgency(&map) <= 7);
     let _ = headers::max_wait(&map);
+    assert_ne!(headers::retry_after(&map), Some(std::time::Duration::ZERO));
     let _ = headers::has_passed_us(&map);
     let _ = headers::asks_for_websocket(&map);
     let _ = headers::is_framed_well(StatusCode::OK, &map);
@@ -274,6 +308,66 @@ pub fn lease(bytes: &[u8]) {
             lease.word.to_text()
         );
         assert_eq!(Lease::parse(&again).as_ref(), Some(&lease));
+        let mut cluster = Cluster::default();
+        for (incarnation, now) in [
+            ("a", 1_700_000_000),
+            ("b", 1_700_000_000),
+            ("a", 1_700_000_001),
+        ] {
+            let lease = Lease {
+                incarnation: incarnation.to_owned(),
+                ..lease.clone()
+            };
+            cluster.hear(&lease, now, incarnation == "b");
+            let _ = cluster.figures("d", now);
+        }
+    }
+}
+
+/// Whatever stands in the row of a throttle, what goes on from there keeps its bounds, and is written as it was read.
+pub fn throttle(bytes: &[u8]) {
+    let text = String::from_utf8_lossy(bytes);
+    let at = Moment {
+        now: LocalTime(1_000 * SECOND),
+        offset: Some(1_700_000_000 * SECOND),
+    };
+    if let Some(read) = Throttle::parse(&text, at) {
+        let again = Throttle::parse(&read.to_text(at), at);
+        assert!(again.is_some_and(|again| again.says_the_same(&read, at)));
+    }
+    let mut tracker = Tracker::new(Rules::default());
+    tracker.seen(at, Some(&text));
+    let episode = tracker.episode();
+    for event in [
+        Event::Clean { episode },
+        Event::Throttled {
+            episode,
+            retry_after: Some(i64::MAX),
+        },
+        Event::Throttled {
+            episode: u64::MAX,
+            retry_after: None,
+        },
+        Event::Forbidden {
+            url: 1,
+            status: 403,
+        },
+        Event::Pause(i64::MAX),
+        Event::Resume,
+        Event::Unlock,
+    ] {
+        tracker.apply(at, event);
+        if let Some(write) = tracker.write(at) {
+            tracker.wrote(&write);
+        }
+        let regime = tracker.regime(at.now);
+        assert!((1..=CAP).contains(&regime.multiplier), "{regime:?}");
+        let later = Moment {
+            now: at.now.plus(SECOND),
+            ..at
+        };
+        tracker.seen(later, Some(&text));
+        tracker.lapse(later);
     }
 }
 

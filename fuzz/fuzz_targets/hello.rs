@@ -5,4 +5,7 @@
 #[allow(dead_code, reason = "each target has a binary of its own")]
 mod targets;
 
-libfuzzer_sys::fuzz_target!(|bytes: &[u8]| targets::hello(bytes));
+libfuzzer_sys::fuzz_target!(
+    init: targets::write_seeds("hello"),
+    |bytes: &[u8]| targets::hello(bytes)
+);
