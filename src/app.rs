@@ -345,3 +345,34 @@ pub fn raise_file_limit() {
         tracing::warn!("the limit of open files stays as it is: {e}");
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_process_cannot_be_dumped() {
+        use rustix::process::{DumpableBehavior, Resource, dumpable_behavior, getrlimit};
+        keep_no_core();
+        assert_eq!(
+            dumpable_behavior().ok(),
+            Some(DumpableBehavior::NotDumpable)
+        );
+        assert_eq!(getrlimit(Resource::Core).maximum, Some(0));
+    }
+
+    #[test]
+    fn no_more_connections_are_accepted_than_there_are_files_for() {
+        let mut proxy = Config::load(None, &|_| None).expect("the defaults").proxy;
+        proxy.max_connections = usize::MAX / 4;
+        let line = fit_connections(&mut proxy).expect("no machine has so many files");
+        assert!(
+            line.contains(&format!("max_connections is {} ", proxy.max_connections)),
+            "{line}"
+        );
+        assert!(proxy.max_connections < usize::MAX / 4 && proxy.share() <= proxy.max_connections);
+        proxy.max_connections = 1;
+        assert_eq!(fit_connections(&mut proxy), None);
+        assert_eq!((proxy.max_connections, proxy.share()), (1, 1));
+    }
+}

@@ -2,7 +2,7 @@
 //!
 //! What a credential turned out to be is remembered by a keyed digest, so that argon2 is paid once for each and not per
 //! request, by a fleet with a wrong password as little as by one with the right one. Unknown users cost the same work as
-//! known ones. How often an address may have new ones tried is in [`guesses`].
+//! known ones. How often an address may have new ones tried is in `guesses`.
 
 mod guesses;
 
