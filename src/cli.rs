@@ -10,6 +10,7 @@ pub mod admin;
 pub mod ca;
 pub mod check;
 pub mod env;
+pub mod health;
 
 /// Everything that may be typed after `paceline`.
 #[derive(Clone, Debug, PartialEq, Eq, Parser)]
@@ -47,6 +48,12 @@ pub enum Command {
     Ca(CaCommand),
     /// Print the export lines for a worker's shell
     Env,
+    /// Ask a running replica whether it is ready; exit 0 if it is, for the health checks of containers
+    Health {
+        /// Its admin listener; else the one in the configuration
+        #[arg(long, value_name = "URL")]
+        admin: Option<String>,
+    },
     /// Free the number of a dead replica, for another to take
     Forget {
         /// The replica's name, as in its store.replica

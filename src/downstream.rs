@@ -32,6 +32,11 @@ const IDLE_DEADLINE: Duration = Duration::from_secs(600);
 
 /// A client that takes none of its answer for this long is given up.
 const BLOCKED_DEADLINE: Duration = Duration::from_secs(60);
+/// A drain leaves a connection on which nothing is being answered this long: a request may be on its way, and to one that
+/// comes the end is announced, while the codec would end the connection under it.
+const LAST_REQUEST: Duration = Duration::from_secs(1);
+/// How often such a connection is looked at.
+const LOOK_FOR_LAST: Duration = Duration::from_millis(10);
 /// How often a client is looked for whose bytes are not being read.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
@@ -90,6 +95,7 @@ where
     let (mut draining, mut looking) = (false, false);
     // Looked at from time to time only: setting a timer anew for each request would cost more than it is worth.
     let mut round = std::pin::pin!(sleep(HEAD_DEADLINE));
+    let mut leave = std::pin::pin!(time_to_leave(&mut drain, &watch));
     loop {
         let step = std::future::poll_fn(|cx| match Pin::new(&mut connection).poll(cx) {
             Poll::Ready(end) => Poll::Ready(Step::Ended(end)),
@@ -116,7 +122,7 @@ where
                 }
                 Step::Look => looking = true,
             },
-            () = drain.started(), if !draining => {
+            () = leave.as_mut(), if !draining => {
                 draining = true;
                 Pin::new(&mut connection).graceful_shutdown();
             }
@@ -152,6 +158,15 @@ where
                 }
             }
         }
+    }
+}
+
+/// Resolves when the codec may be told to finish.
+async fn time_to_leave(drain: &mut Signal, watch: &Watch) {
+    drain.started().await;
+    let end = Instant::now() + LAST_REQUEST;
+    while watch.phase() != Phase::Busy && Instant::now() < end {
+        sleep(LOOK_FOR_LAST).await;
     }
 }
 

@@ -41,6 +41,7 @@ fn main() -> ExitCode {
         )),
         cli::Command::Ca(cli::CaCommand::Show) => print(cli::ca::show(&config.ca.dir)),
         cli::Command::Ca(cli::CaCommand::Bundle) => print(cli::ca::bundle(&config.ca.dir)),
+        cli::Command::Health { admin } => health(&config, admin.as_deref()),
         cli::Command::Forget { replica, admin } => forget(&config, admin.as_deref(), &replica),
         cli::Command::Check => Ok(()),
     };
@@ -82,6 +83,12 @@ async fn run(config: Config) -> anyhow::Result<()> {
 async fn forget(config: &Config, admin: Option<&str>, replica: &str) -> anyhow::Result<()> {
     let listener = cli::admin::AdminListener::new(admin, &config.admin)?;
     print(listener.forget(replica).await)
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn health(config: &Config, admin: Option<&str>) -> anyhow::Result<()> {
+    let listener = cli::admin::AdminListener::new(admin, &config.admin)?;
+    print(listener.health().await)
 }
 
 #[tokio::main(flavor = "current_thread")]
