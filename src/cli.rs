@@ -66,7 +66,7 @@ pub enum Command {
 }
 
 /// What `paceline ca` can do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand)]
+#[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
 pub enum CaCommand {
     /// Create the root and the issuer where they are missing
     Init {
@@ -77,7 +77,11 @@ pub enum CaCommand {
     /// Print what the root and the issuer are
     Show,
     /// Print the root together with the system's roots, for SSL_CERT_FILE and REQUESTS_CA_BUNDLE
-    Bundle,
+    Bundle {
+        /// Write it there instead of printing it, for images that have no shell to do so
+        #[arg(long, value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
 }
 
 #[cfg(test)]
@@ -117,7 +121,7 @@ mod tests {
             ),
             (
                 "paceline --config a.toml ca bundle",
-                Command::Ca(CaCommand::Bundle),
+                Command::Ca(CaCommand::Bundle { output: None }),
             ),
         ] {
             assert_eq!(typed(line).unwrap(), (command, file.clone()), "{line}");

@@ -40,7 +40,12 @@ fn main() -> ExitCode {
             unconstrained,
         )),
         cli::Command::Ca(cli::CaCommand::Show) => print(cli::ca::show(&config.ca.dir)),
-        cli::Command::Ca(cli::CaCommand::Bundle) => print(cli::ca::bundle(&config.ca.dir)),
+        cli::Command::Ca(cli::CaCommand::Bundle { output: None }) => {
+            print(cli::ca::bundle(&config.ca.dir))
+        }
+        cli::Command::Ca(cli::CaCommand::Bundle { output: Some(file) }) => {
+            print(cli::ca::bundle_into(&config.ca.dir, &file))
+        }
         cli::Command::Health { admin } => health(&config, admin.as_deref()),
         cli::Command::Forget { replica, admin } => forget(&config, admin.as_deref(), &replica),
         cli::Command::Check => Ok(()),
