@@ -76,9 +76,11 @@ impl Nginx {
         );
     }
 
-    /// What it has complained of.
-    pub fn complaints(&self) -> String {
-        self.process.stderr()
+    /// What it has complained of, but for a limit of files that this machine does not let it have.
+    pub fn complaints(&self) -> Vec<String> {
+        let log = self.process.stderr();
+        let lines = log.lines().filter(|line| !line.contains("setrlimit("));
+        lines.map(str::to_owned).collect()
     }
 
     /// One line for each connection that has ended.

@@ -242,9 +242,9 @@ fn two_clients_behind_one_balancer_take_turns() {
     });
     let order: Vec<_> = origin.arrivals().into_iter().filter_map(|a| a.id).collect();
     let place = order.iter().position(|id| id == "modest").expect("it came");
-    let before = 8 - 5 + 2;
+    // By arrival alone it would be the last of nine. Three are served before it came, and one may have had its slot.
     assert!(
-        place <= before,
-        "the modest client's came {place}th: {order:?}"
+        place < 7,
+        "the modest client's came as number {place}: {order:?}"
     );
 }
