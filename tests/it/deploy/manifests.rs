@@ -127,6 +127,70 @@ fn the_example_worker_needs_nothing_but_its_environment() {
     );
 }
 
+/// Runs the image's program as a container would: in the image's folder, with its configuration unless `environment`
+/// names another, and with `/var/lib` and `/trust` in `site`.
+fn in_image(site: &Site, arguments: &Value, environment: &[(&str, &str)]) -> String {
+    let lib = site.path().join("lib");
+    let inside = |text: &str| {
+        let text = text.replace("/var/lib", &lib.to_string_lossy());
+        text.replace("/trust/", &format!("{}/", site.path().display()))
+    };
+    let config = site.write("image.toml", &inside(&shipped_text("paceline.toml")));
+    let arguments = arguments.as_array().expect("a list").iter();
+    let arguments: Vec<_> = arguments
+        .map(|a| inside(a.as_str().expect("text")))
+        .collect();
+    let mut command = paceline(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+    command
+        .env("PACELINE_CONFIG", config)
+        .envs(environment.iter().copied())
+        .current_dir(lib.join("paceline"));
+    let outcome = tool(command);
+    let said = format!("{}{}", outcome.text(), outcome.stderr);
+    assert!(outcome.status.success(), "{arguments:?}: {said}");
+    said
+}
+
+#[test]
+fn containers_make_the_ca_and_the_bundle_from_what_the_files_give_them() {
+    let (compose, site) = (compose(), Site::new());
+    for folder in ["lib/paceline/certs", "lib/paceline-trust"] {
+        std::fs::create_dir_all(site.path().join(folder)).expect("our own folder");
+    }
+    let run = |name: &str| {
+        let service = &compose["services"][name];
+        let variables = service["environment"].as_object().expect("variables");
+        let variables: Vec<_> = variables
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str().expect("text")))
+            .collect();
+        in_image(&site, &service["command"], &variables)
+    };
+    run("ca");
+    run("trust");
+    let bundle = site.path().join("lib/paceline-trust/bundle.pem");
+    let bundle = std::fs::read_to_string(bundle).expect("the bundle");
+    let certs = site.path().join("lib/paceline/certs");
+    let root = std::fs::read_to_string(certs.join("ca.pem")).expect("the root");
+    assert!(
+        bundle.contains(root.trim_end()),
+        "the bundle has the root in it"
+    );
+
+    // The init container of a worker has the root and nothing else.
+    std::fs::remove_dir_all(&certs).expect("our own folder");
+    std::fs::create_dir(&certs).expect("our own folder");
+    std::fs::write(certs.join("ca.pem"), &root).expect("our own folder");
+    let manifest = yaml("kubernetes/worker.yaml").pop().expect("the worker");
+    let init = manifest
+        .pointer("/spec/template/spec/initContainers/0")
+        .expect("one");
+    assert_eq!(init["env"][0]["name"], "PACELINE_CONFIG");
+    in_image(&site, &init["args"], &[("PACELINE_CONFIG", "")]);
+    let same = std::fs::read_to_string(site.path().join("bundle.pem"));
+    assert_eq!(same.expect("the bundle"), bundle);
+}
+
 /// `check` with a store that is there; what it finds wrong.
 fn check(site: &Site, store: &str, config: &Path) -> String {
     let mut command = paceline(&["check", "--config", &config.to_string_lossy()]);
