@@ -227,10 +227,7 @@ fn certificates(config: &Config) -> Result<Leaves> {
         }
     }
     let issuer = Arc::new(Issuer::load(&config.ca.dir)?);
-    for line in uncovered(config, &issuer)
-        .iter()
-        .chain(&without_effect(config))
-    {
+    for line in uncovered(config, &issuer) {
         tracing::warn!("{line}");
     }
     Ok(Leaves::new(issuer)?)
@@ -246,26 +243,6 @@ pub fn opaque(config: &Config) -> Option<String> {
         "destination {}: tls = \"opaque\" is not available in this version; use \"intercept\"",
         found.name
     ))
-}
-
-/// A line for each setting that is understood but not yet acted on: silence would be taken for consent.
-pub fn without_effect(config: &Config) -> Vec<String> {
-    let mut lines = Vec::new();
-    for d in &config.destinations {
-        if !d.lockout_status.is_empty() {
-            lines.push(format!(
-                "destination {}: lockout_status has no effect in this version",
-                d.name
-            ));
-        }
-        if d.retry_throttled > 0 {
-            lines.push(format!(
-                "destination {}: retry_throttled has no effect in this version",
-                d.name
-            ));
-        }
-    }
-    lines
 }
 
 /// A line for each destination whose hosts the issuer may not sign for.

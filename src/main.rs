@@ -114,9 +114,6 @@ async fn check(mut report: cli::check::CheckReport) -> ExitCode {
         if let Err(line) = paceline::upstream::check_roots(&config.upstream) {
             report.add_fault(line);
         }
-        for line in app::without_effect(&config) {
-            report.add_note(format!("warning: {line}"));
-        }
         if let Some(store) = &config.store {
             match postgres::try_once(store).await {
                 Ok(found) => report.add_note(format!("store: {found}")),

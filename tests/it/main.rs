@@ -25,3 +25,4 @@ mod shared_cache;
 mod start;
 mod store;
 mod storm;
+mod throttle;
