@@ -24,6 +24,7 @@ use crate::{
     pacing::alarm::Alarm,
     policy::Reach,
     proxy::{Proxy, auth::Credentials},
+    service,
     store::{Store, postgres::Postgres},
     upstream::Upstream,
 };
@@ -154,6 +155,10 @@ impl App {
     /// # Errors
     /// The signal handlers cannot be installed.
     pub async fn run(self) -> Result<()> {
+        let serving_at = format!(
+            "proxy on {}, admin on {}",
+            self.proxy_address, self.admin_address
+        );
         let App {
             proxy_listener,
             admin_listener,
@@ -170,7 +175,10 @@ impl App {
         // The admin listener serves to the end: it must tell that the replica drains.
         tokio::spawn(admin::run(admin_listener, admin));
         let serving = tokio::spawn(listener::run(proxy_listener, proxy, signal));
+        service::keep_watch();
+        service::ready(&serving_at);
         let why = stop.await;
+        service::stopping(patience);
         let stop_again = drain::asked_to_stop()?;
         drain.start();
         let _ = serving.await;
@@ -219,10 +227,7 @@ fn certificates(config: &Config) -> Result<Leaves> {
         }
     }
     let issuer = Arc::new(Issuer::load(&config.ca.dir)?);
-    for line in uncovered(config, &issuer)
-        .iter()
-        .chain(&without_effect(config))
-    {
+    for line in uncovered(config, &issuer) {
         tracing::warn!("{line}");
     }
     Ok(Leaves::new(issuer)?)
@@ -238,15 +243,6 @@ pub fn opaque(config: &Config) -> Option<String> {
         "destination {}: tls = \"opaque\" is not available in this version; use \"intercept\"",
         found.name
     ))
-}
-
-/// A line for each setting that is understood but not yet acted on: silence would be taken for consent.
-pub fn without_effect(config: &Config) -> Vec<String> {
-    let mut lines = Vec::new();
-    if !config.proxy.proxy_protocol_from.is_empty() {
-        lines.push("proxy.proxy_protocol_from has no effect in this version; leave it empty, and send no PROXY headers".to_owned());
-    }
-    lines
 }
 
 /// A line for each destination whose hosts the issuer may not sign for.

@@ -10,6 +10,7 @@ pub mod admin;
 pub mod ca;
 pub mod check;
 pub mod env;
+pub mod health;
 
 /// Everything that may be typed after `paceline`.
 #[derive(Clone, Debug, PartialEq, Eq, Parser)]
@@ -47,6 +48,12 @@ pub enum Command {
     Ca(CaCommand),
     /// Print the export lines for a worker's shell
     Env,
+    /// Ask a running replica whether it is ready; exit 0 if it is, for the health checks of containers
+    Health {
+        /// Its admin listener; else the one in the configuration
+        #[arg(long, value_name = "URL")]
+        admin: Option<String>,
+    },
     /// Free the number of a dead replica, for another to take
     Forget {
         /// The replica's name, as in its store.replica
@@ -59,7 +66,7 @@ pub enum Command {
 }
 
 /// What `paceline ca` can do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Subcommand)]
+#[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
 pub enum CaCommand {
     /// Create the root and the issuer where they are missing
     Init {
@@ -70,7 +77,11 @@ pub enum CaCommand {
     /// Print what the root and the issuer are
     Show,
     /// Print the root together with the system's roots, for SSL_CERT_FILE and REQUESTS_CA_BUNDLE
-    Bundle,
+    Bundle {
+        /// Write it there instead of printing it, for images that have no shell to do so
+        #[arg(long, value_name = "FILE")]
+        output: Option<PathBuf>,
+    },
 }
 
 #[cfg(test)]
@@ -110,7 +121,7 @@ mod tests {
             ),
             (
                 "paceline --config a.toml ca bundle",
-                Command::Ca(CaCommand::Bundle),
+                Command::Ca(CaCommand::Bundle { output: None }),
             ),
         ] {
             assert_eq!(typed(line).unwrap(), (command, file.clone()), "{line}");

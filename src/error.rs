@@ -16,6 +16,8 @@ pub enum Error {
     // The client's doing.
     /// The client's address is not in `allow_clients`.
     ClientDenied,
+    /// The peer has to send a PROXY header, and sent none, or a broken one.
+    ProxyHeader,
     /// Credentials are missing or wrong.
     CredentialsNeeded,
     /// The request is malformed, or its framing ambiguous.
@@ -77,7 +79,7 @@ impl Error {
                 StatusCode::FORBIDDEN
             }
             Error::CredentialsNeeded => StatusCode::PROXY_AUTHENTICATION_REQUIRED,
-            Error::Malformed(_) => StatusCode::BAD_REQUEST,
+            Error::Malformed(_) | Error::ProxyHeader => StatusCode::BAD_REQUEST,
             Error::TargetTooLong => StatusCode::URI_TOO_LONG,
             Error::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Error::UnknownCoding => StatusCode::NOT_IMPLEMENTED,
@@ -112,6 +114,7 @@ impl Error {
             | Error::CredentialsNeeded => "http_request_denied",
             Error::AddressDenied => "destination_ip_prohibited",
             Error::Malformed(_)
+            | Error::ProxyHeader
             | Error::TargetTooLong
             | Error::HeadTooLarge
             | Error::UnknownCoding
@@ -141,6 +144,7 @@ impl Error {
     pub fn reason(&self) -> &'static str {
         match self {
             Error::ClientDenied => "client_denied",
+            Error::ProxyHeader => "proxy_header",
             Error::CredentialsNeeded => "credentials_needed",
             Error::Malformed(_) => "malformed",
             Error::TargetTooLong => "target_too_long",
@@ -193,6 +197,7 @@ impl Error {
             Error::ClientDenied => {
                 "this client address may not use the proxy; add it to allow_clients"
             }
+            Error::ProxyHeader => "the PROXY header is missing or broken; see proxy_protocol_from",
             Error::CredentialsNeeded => "send proxy credentials (Basic) of a user in [proxy.auth]",
             Error::Malformed(what) => what,
             Error::TargetTooLong => "a request line may have 16 KiB; shorten the URL",
@@ -267,6 +272,7 @@ impl Error {
                 | Error::TargetTooLong
                 | Error::HeadTooLarge
                 | Error::UnknownCoding
+                | Error::ProxyHeader
                 | Error::CredentialsNeeded
                 | Error::ClientDenied
                 | Error::Draining
@@ -311,6 +317,7 @@ mod tests {
         };
         for e in [
             Error::ClientDenied,
+            Error::ProxyHeader,
             Error::CredentialsNeeded,
             Error::TargetTooLong,
             Error::HeadTooLarge,

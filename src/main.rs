@@ -40,7 +40,13 @@ fn main() -> ExitCode {
             unconstrained,
         )),
         cli::Command::Ca(cli::CaCommand::Show) => print(cli::ca::show(&config.ca.dir)),
-        cli::Command::Ca(cli::CaCommand::Bundle) => print(cli::ca::bundle(&config.ca.dir)),
+        cli::Command::Ca(cli::CaCommand::Bundle { output: None }) => {
+            print(cli::ca::bundle(&config.ca.dir))
+        }
+        cli::Command::Ca(cli::CaCommand::Bundle { output: Some(file) }) => {
+            print(cli::ca::bundle_into(&config.ca.dir, &file))
+        }
+        cli::Command::Health { admin } => health(&config, admin.as_deref()),
         cli::Command::Forget { replica, admin } => forget(&config, admin.as_deref(), &replica),
         cli::Command::Check => Ok(()),
     };
@@ -85,6 +91,12 @@ async fn forget(config: &Config, admin: Option<&str>, replica: &str) -> anyhow::
 }
 
 #[tokio::main(flavor = "current_thread")]
+async fn health(config: &Config, admin: Option<&str>) -> anyhow::Result<()> {
+    let listener = cli::admin::AdminListener::new(admin, &config.admin)?;
+    print(listener.health().await)
+}
+
+#[tokio::main(flavor = "current_thread")]
 async fn check(mut report: cli::check::CheckReport) -> ExitCode {
     if let Some(config) = report.config.clone() {
         let files = ca::Files::new(&config.ca.dir);
@@ -101,9 +113,6 @@ async fn check(mut report: cli::check::CheckReport) -> ExitCode {
         }
         if let Err(line) = paceline::upstream::check_roots(&config.upstream) {
             report.add_fault(line);
-        }
-        for line in app::without_effect(&config) {
-            report.add_note(format!("warning: {line}"));
         }
         if let Some(store) = &config.store {
             match postgres::try_once(store).await {

@@ -80,7 +80,7 @@ impl AdminListener {
     }
 
     /// Makes one request and returns the text of its answer.
-    async fn ask(&self, method: Method, target: &str) -> Result<String> {
+    pub(super) async fn ask(&self, method: Method, target: &str) -> Result<String> {
         let at = &self.authority;
         tokio::time::timeout(DEADLINE, self.exchange(method, target))
             .await
