@@ -26,7 +26,7 @@ use serde_json::json;
 use subtle::ConstantTimeEq as _;
 use tokio::net::TcpListener;
 
-use crate::{config::Secret, metrics::Among, pacing::time::LocalTime, proxy::Proxy, store::Store};
+use crate::{metrics::Among, pacing::time::LocalTime, proxy::Proxy, store::Store};
 
 /// A head must be there in this time; an idle connection is closed after it too.
 const HEAD_DEADLINE: Duration = Duration::from_secs(30);
@@ -42,8 +42,6 @@ pub struct Admin {
     pub store: Store,
     /// Whether it is going away.
     pub draining: Arc<AtomicBool>,
-    /// Lets changes be made from elsewhere than loopback.
-    pub token: Option<Secret>,
 }
 
 impl Admin {
@@ -76,7 +74,9 @@ impl Admin {
     fn may_change(&self, request: &Request<Incoming>, peer: SocketAddr) -> bool {
         let given = request.headers().get(AUTHORIZATION);
         let given = given.and_then(|v| v.as_bytes().strip_prefix(b"Bearer "));
-        match (given, &self.token) {
+        let rules = self.proxy.in_force.now();
+        let token = rules.config.admin.token.as_ref();
+        match (given, token) {
             (Some(given), Some(token)) => given.ct_eq(token.reveal().as_bytes()).into(),
             (Some(_), None) => false,
             (None, _) => {
@@ -150,9 +150,8 @@ impl Admin {
     }
 
     fn metrics(&self) -> String {
-        let now = LocalTime::now();
-        let standings: Vec<_> = self
-            .proxy
+        let (now, rules) = (LocalTime::now(), self.proxy.in_force.now());
+        let standings: Vec<_> = rules
             .destinations
             .iter()
             .map(|d| (d.figures().name().clone(), d.standing(now)))
@@ -176,15 +175,14 @@ impl Admin {
     }
 
     fn status(&self) -> serde_json::Value {
-        let now = LocalTime::now();
+        let (now, rules) = (LocalTime::now(), self.proxy.in_force.now());
         let store = match &self.store {
             Store::Memory => json!({"kind": "embedded", "up": true}),
             Store::Postgres(store) => {
                 json!({"kind": "postgres", "up": store.is_up(), "degraded": store.membership().is_degraded()})
             }
         };
-        let destinations: Vec<_> = self
-            .proxy
+        let destinations: Vec<_> = rules
             .destinations
             .iter()
             .map(|d| {
@@ -226,9 +224,8 @@ impl Admin {
     }
 
     fn page(&self) -> String {
-        let now = LocalTime::now();
-        let rows: String = self
-            .proxy
+        let (now, rules) = (LocalTime::now(), self.proxy.in_force.now());
+        let rows: String = rules
             .destinations
             .iter()
             .map(|d| {

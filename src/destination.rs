@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
 };
@@ -32,7 +32,10 @@ const LANE_LIMIT: usize = 10_000;
 /// All destinations, by the hosts that they govern.
 #[derive(Debug)]
 pub struct Destinations {
+    ground: Ground,
     all: Vec<Arc<Destination>>,
+    /// No longer configured, but with requests or a cursor that a return under the same name must not forget.
+    retired: Vec<Arc<Destination>>,
     exact: HashMap<Host, usize>,
     /// By the part behind `*.`.
     below: HashMap<Arc<str>, usize>,
@@ -54,20 +57,46 @@ pub struct Ground {
 impl Destinations {
     /// Puts the configured destinations on common ground.
     pub fn new(configured: &[config::Destination], ground: &Ground) -> Self {
-        let mut found = Destinations {
+        let none = Destinations {
+            ground: ground.clone(),
             all: Vec::new(),
+            retired: Vec::new(),
             exact: HashMap::new(),
             below: HashMap::new(),
         };
+        none.renewed(configured)
+    }
+
+    /// The same after a change of the configuration. A destination that keeps its name keeps its queue, its cursor and
+    /// its figures, and adopts the new settings at once; what waits for one that is gone is still paced by it.
+    pub fn renewed(&self, configured: &[config::Destination]) -> Self {
+        let mut found = Destinations {
+            ground: self.ground.clone(),
+            all: Vec::new(),
+            retired: Vec::new(),
+            exact: HashMap::new(),
+            below: HashMap::new(),
+        };
+        let mut before: HashMap<&str, &Arc<Destination>> = HashMap::new();
+        before.extend(self.retired.iter().chain(&self.all).map(|d| (d.name(), d)));
         for (at, destination) in configured.iter().enumerate() {
             for pattern in &destination.hosts {
                 found.claim(pattern, at);
             }
-            found.all.push(Arc::new(Destination::new(
-                destination.clone(),
-                ground.clone(),
-            )));
+            let same = before.remove(destination.name.as_str());
+            found.all.push(match same {
+                Some(same) => {
+                    same.reconfigure(destination.clone());
+                    same.clone()
+                }
+                None => Arc::new(Destination::new(destination.clone(), self.ground.clone())),
+            });
         }
+        found.retired = before
+            .into_values()
+            .filter(|d| !d.is_forgettable())
+            .cloned()
+            .collect();
         found
     }
 
@@ -108,7 +137,7 @@ impl Destinations {
 /// One destination at work.
 #[derive(Debug)]
 pub struct Destination {
-    config: config::Destination,
+    config: RwLock<Arc<config::Destination>>,
     figures: DestinationFigures,
     ground: Ground,
     lanes: Mutex<HashMap<Option<Host>, Arc<Lane>>>,
@@ -121,14 +150,13 @@ pub struct Destination {
 
 impl Destination {
     fn new(config: config::Destination, ground: Ground) -> Self {
-        let mode = match (&ground.store, config.dry_run) {
-            (_, true) => Mode::DryRun,
-            (Store::Memory, _) => Mode::Embedded,
-            (Store::Postgres(_), _) => Mode::Shared,
+        let mode = match &ground.store {
+            Store::Memory => Mode::Embedded,
+            Store::Postgres(_) => Mode::Shared,
         };
         Destination {
             figures: ground.metrics.destination(&config.name, mode),
-            config,
+            config: RwLock::new(Arc::new(config)),
             ground,
             lanes: Mutex::default(),
             observed: Mutex::default(),
@@ -138,9 +166,33 @@ impl Destination {
         }
     }
 
-    /// As it was configured.
-    pub fn config(&self) -> &config::Destination {
-        &self.config
+    /// As it is configured at the moment.
+    pub fn config(&self) -> Arc<config::Destination> {
+        self.config
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    fn name(&self) -> &str {
+        self.figures.name()
+    }
+
+    /// Adopts other settings under the same name; what waits is paced by them from its next slot on.
+    fn reconfigure(&self, config: config::Destination) {
+        let ceiling = config.rate.per_second;
+        *self.config.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
+        let settings = self.settings();
+        let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        for lane in lanes.values() {
+            lane.reconfigure(settings, ceiling);
+        }
+    }
+
+    /// Whether nothing would be lost by forgetting it.
+    fn is_forgettable(&self) -> bool {
+        let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        lanes.values().all(|lane| lane.is_forgettable())
     }
 
     /// Its counters.
@@ -153,8 +205,10 @@ impl Destination {
     /// # Errors
     /// Too many hosts have cursors of their own, and none of them can be forgotten.
     pub fn lane(&self, host: &Host) -> Result<Arc<Lane>, Error> {
-        let key = (self.config.scope == Scope::Host).then(|| host.clone());
         let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        // Read under the lock, so that a lane which is made now has the settings that a reload gives the others.
+        let config = self.config();
+        let key = (config.scope == Scope::Host).then(|| host.clone());
         if let Some(lane) = lanes.get(&key) {
             return Ok(lane.clone());
         }
@@ -168,7 +222,7 @@ impl Destination {
             }
         }
         let lane = Lane::new(
-            self.name(key.as_ref())?,
+            self.cursor(key.as_ref())?,
             self.settings(),
             self.ground.store.clone(),
             self.ground.alarm.clone(),
@@ -180,10 +234,10 @@ impl Destination {
 
     /// The cursor's name, and the key of its row: the destination's name, and with `scope = "host"` the host behind a
     /// slash.
-    fn name(&self, host: Option<&Host>) -> Result<Name, Error> {
+    fn cursor(&self, host: Option<&Host>) -> Result<Name, Error> {
         let cursor = match host {
-            None => self.config.name.clone(),
-            Some(host) => format!("{}/{host}", self.config.name),
+            None => self.name().to_owned(),
+            Some(host) => format!("{}/{host}", self.name()),
         };
         let key = match &self.ground.store {
             Store::Memory => cursor.clone(),
@@ -198,21 +252,21 @@ impl Destination {
             destination: self.figures.name().clone(),
             cursor,
             key,
-            ceiling: self.config.rate.per_second,
+            ceiling: self.config().rate.per_second,
         })
     }
 
     fn settings(&self) -> Settings {
         Settings {
             interval: self.interval(),
-            max_in_flight: self.config.max_in_flight,
+            max_in_flight: self.config().max_in_flight,
             queue_limit: QUEUE_LIMIT,
             max_replicas: self.ground.max_replicas,
         }
     }
 
     fn interval(&self) -> Nanos {
-        Nanos::try_from(self.config.rate.interval_nanos()).unwrap_or(Nanos::MAX)
+        Nanos::try_from(self.config().rate.interval_nanos()).unwrap_or(Nanos::MAX)
     }
 
     /// A request that arrived at `arrived` went out in a slot.
@@ -269,10 +323,11 @@ impl Destination {
             .values()
             .cloned()
             .collect();
+        let ceiling = self.config().rate.per_second;
         let observed = self.observed.lock().unwrap_or_else(PoisonError::into_inner);
         let own = Standing {
-            ceiling: self.config.rate.per_second,
-            effective: self.config.rate.per_second,
+            ceiling,
+            effective: ceiling,
             observed: observed.rate(now),
             busiest: observed.busiest_second(now),
             smallest_gap: observed.smallest_gap(now),
@@ -286,10 +341,10 @@ impl Destination {
             return own;
         };
         let membership = store.membership();
-        let (effective, disagreement) = membership.agreed(&self.config.name, own.ceiling, now);
-        let cluster = membership.figures(&self.config.name, now);
+        let (effective, disagreement) = membership.agreed(self.name(), own.ceiling, now);
+        let cluster = membership.figures(self.name(), now);
         Standing {
-            effective: effective * membership.part(&self.config.name, now),
+            effective: effective * membership.part(self.name(), now),
             disagreement,
             cluster_dispatches: cluster.dispatches,
             cluster_observed: cluster.observed,

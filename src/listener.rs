@@ -18,7 +18,6 @@ use crate::{
     downstream::{self, socket::Socket},
     drain::Signal,
     error::Error,
-    policy,
     proxy::{Downstream, Proxy, tunnel},
 };
 
@@ -46,7 +45,8 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// Accepts until the drain starts.
 pub async fn run(listener: TcpListener, proxy: Arc<Proxy>, mut drain: Signal) {
-    let room = Arc::new(Semaphore::new(proxy.settings.max_connections));
+    let most = proxy.in_force.now().settings().max_connections;
+    let room = Arc::new(Semaphore::new(most));
     let refusals = Arc::new(Semaphore::new(REFUSALS_AT_ONCE));
     loop {
         let accepted = tokio::select! {
@@ -66,11 +66,8 @@ pub async fn run(listener: TcpListener, proxy: Arc<Proxy>, mut drain: Signal) {
         // Without this the 200, the handshake and each small answer would wait for the peer's delayed acknowledgement.
         let _ = stream.set_nodelay(true);
         let client = peer.ip().to_canonical();
-        let refusal = if !policy::admits(&proxy.settings.allow_clients, client) {
-            Some(Error::ClientDenied)
-        } else {
-            None
-        };
+        let rules = proxy.in_force.now();
+        let refusal = rules.admit(client).err();
         match (refusal, room.clone().try_acquire_owned()) {
             (None, Ok(permit)) => {
                 let (proxy, drain) = (proxy.clone(), drain.clone());
@@ -83,7 +80,7 @@ pub async fn run(listener: TcpListener, proxy: Arc<Proxy>, mut drain: Signal) {
                 let error = refusal.unwrap_or(Error::Connections);
                 proxy.metrics.request("", error.reason());
                 if let Ok(permit) = refusals.clone().try_acquire_owned() {
-                    let text = head(&error, &proxy.settings);
+                    let text = head(&error, rules.settings());
                     tokio::spawn(async move {
                         let _ = tokio::time::timeout(REFUSAL_DEADLINE, tell(stream, text)).await;
                         drop(permit);

@@ -75,7 +75,7 @@ async fn run(config: Config) -> anyhow::Result<()> {
              make it elsewhere with `paceline ca bundle`"
         ),
     }
-    app.run().await
+    app.run(env).await
 }
 
 #[tokio::main(flavor = "current_thread")]
