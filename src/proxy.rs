@@ -126,8 +126,8 @@ impl Downstream {
         // One set of rules for the whole of a request, whatever is reloaded meanwhile.
         let rules = self.proxy.in_force.now();
         let standing = self.standing(&rules);
-        let outcome = match verdict.and(standing.allowed()) {
-            Ok(()) => self.carry(&rules, request, &mut record).await,
+        let outcome = match verdict {
+            Ok(()) => self.carry(&rules, standing, request, &mut record).await,
             Err(e) => Err(e),
         };
         Ok(match outcome {
@@ -185,18 +185,21 @@ impl Downstream {
 
     async fn carry(
         &self,
-        rules: &Arc<Rules>,
+        rules: &Rules,
+        standing: Verdict,
         request: Request<Incoming>,
         record: &mut Record,
     ) -> Result<Response<Answer>, Error> {
         match self.wish(&request)? {
             Wish::Connect(authority) => {
                 record.target(None, &authority, "");
+                standing.allowed()?;
                 let user = authenticate(rules, request.headers()).await?;
                 connect::open(self, rules, authority, user, record).await
             }
             Wish::Fetch(target) => {
                 record.target(Some(target.scheme), &target.authority, request.uri().path());
+                standing.allowed()?;
                 let user = match &self.pinned {
                     Some(pinned) => pinned.user.clone(),
                     None => authenticate(rules, request.headers()).await?,

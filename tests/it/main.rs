@@ -20,6 +20,7 @@ mod outage;
 mod queue;
 mod ready;
 mod refusals;
+mod reload;
 mod shared_cache;
 mod start;
 mod store;
