@@ -41,7 +41,7 @@ fn main() -> ExitCode {
         )),
         cli::Command::Ca(cli::CaCommand::Show) => print(cli::ca::show(&config.ca.dir)),
         cli::Command::Ca(cli::CaCommand::Bundle) => print(cli::ca::bundle(&config.ca.dir)),
-        cli::Command::Forget { replica, admin } => forget(&config, admin.as_deref(), &replica),
+        cli::Command::Operate(operate) => operate_on(&config, &operate),
         cli::Command::Check => Ok(()),
     };
     match done {
@@ -79,9 +79,9 @@ async fn run(config: Config) -> anyhow::Result<()> {
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn forget(config: &Config, admin: Option<&str>, replica: &str) -> anyhow::Result<()> {
-    let listener = cli::admin::AdminListener::new(admin, &config.admin)?;
-    print(listener.forget(replica).await)
+async fn operate_on(config: &Config, operate: &cli::Operate) -> anyhow::Result<()> {
+    let listener = cli::admin::AdminListener::new(operate.at(), &config.admin, &env)?;
+    print(listener.carry_out(operate).await)
 }
 
 #[tokio::main(flavor = "current_thread")]
