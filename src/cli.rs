@@ -74,7 +74,7 @@ pub enum Operate {
         #[command(flatten)]
         at: At,
     },
-    /// Send nothing to a destination for a while, from all replicas; what waits goes on waiting
+    /// Send nothing to a destination for a while, from all replicas; its requests are refused meanwhile
     Pause {
         /// The destination's name
         #[arg(value_name = "DEST")]

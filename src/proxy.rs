@@ -37,7 +37,7 @@ use crate::{
     metrics::Metrics,
     proxy::{answer::Answer, connect::Plan, forward::Terms},
     record::Record,
-    rules::{InForce, Kind, Opened, Rules, Verdict},
+    rules::{InForce, Kind, Opened, Rules, Ruling},
     upstream::{Scheme, Target, Upstream, exchange::Outgoing},
 };
 
@@ -125,9 +125,9 @@ impl Downstream {
         let version = request.version();
         // One set of rules for the whole of a request, whatever is reloaded meanwhile.
         let rules = self.proxy.in_force.now();
-        let standing = self.standing(&rules);
+        let ruling = self.ruling(&rules);
         let outcome = match verdict {
-            Ok(()) => self.carry(&rules, standing, request, &mut record).await,
+            Ok(()) => self.carry(&rules, ruling, request, &mut record).await,
             Err(e) => Err(e),
         };
         Ok(match outcome {
@@ -147,7 +147,7 @@ impl Downstream {
                     *response.version_mut() = Version::HTTP_10;
                     close(&mut response);
                 }
-                if standing != Verdict::Keep {
+                if ruling != Ruling::Keep {
                     close(&mut response);
                 }
                 response.body_mut().record(record);
@@ -155,7 +155,7 @@ impl Downstream {
             }
             Err(e) => {
                 let mut response = refuse(&e, rules.settings(), is_connect);
-                if standing != Verdict::Keep {
+                if ruling != Ruling::Keep {
                     close(&mut response);
                 }
                 record.failed(&e, Some(response.status()));
@@ -165,11 +165,11 @@ impl Downstream {
     }
 
     /// What the rules say of this connection. They may be others than those it was let in by.
-    fn standing(&self, rules: &Rules) -> Verdict {
+    fn ruling(&self, rules: &Rules) -> Ruling {
         match (self.opened(), rules.admit(self.client)) {
             (Some(tunnel), _) => rules.judge(&tunnel, &self.proxy.upstream),
-            (None, Err(e)) => Verdict::Refuse(e),
-            (None, Ok(())) => Verdict::Keep,
+            (None, Err(e)) => Ruling::Refuse(e),
+            (None, Ok(())) => Ruling::Keep,
         }
     }
 
@@ -186,20 +186,20 @@ impl Downstream {
     async fn carry(
         &self,
         rules: &Rules,
-        standing: Verdict,
+        ruling: Ruling,
         request: Request<Incoming>,
         record: &mut Record,
     ) -> Result<Response<Answer>, Error> {
         match self.wish(&request)? {
             Wish::Connect(authority) => {
                 record.target(None, &authority, "");
-                standing.allowed()?;
+                ruling.allowed()?;
                 let user = authenticate(rules, request.headers()).await?;
                 connect::open(self, rules, authority, user, record).await
             }
             Wish::Fetch(target) => {
                 record.target(Some(target.scheme), &target.authority, request.uri().path());
-                standing.allowed()?;
+                ruling.allowed()?;
                 let user = match &self.pinned {
                     Some(pinned) => pinned.user.clone(),
                     None => authenticate(rules, request.headers()).await?,

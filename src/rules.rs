@@ -66,7 +66,7 @@ pub enum Kind {
 
 /// What becomes of a tunnel under new rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum Ruling {
     /// It stays.
     Keep,
     /// It would be another kind of tunnel today, and should be opened anew; what it carries is allowed.
@@ -75,15 +75,15 @@ pub enum Verdict {
     Refuse(Error),
 }
 
-impl Verdict {
+impl Ruling {
     /// Whether requests on it may go on.
     ///
     /// # Errors
     /// Why it would be refused.
     pub fn allowed(self) -> Result<(), Error> {
         match self {
-            Verdict::Keep | Verdict::Reopen => Ok(()),
-            Verdict::Refuse(e) => Err(e),
+            Ruling::Keep | Ruling::Reopen => Ok(()),
+            Ruling::Refuse(e) => Err(e),
         }
     }
 }
@@ -95,14 +95,14 @@ impl Rules {
     }
 
     /// Judges a tunnel that was opened under rules that may have been others.
-    pub fn judge(&self, opened: &Opened<'_>, upstream: &Upstream) -> Verdict {
+    pub fn judge(&self, opened: &Opened<'_>, upstream: &Upstream) -> Ruling {
         match self.allows(opened, upstream) {
-            Err(e) => Verdict::Refuse(e),
+            Err(e) => Ruling::Refuse(e),
             Ok(()) => {
                 let governed = self.destinations.governing(&opened.authority.host);
                 match (opened.kind, governed.is_some()) {
-                    (Kind::Read, false) | (Kind::Relayed(_), true) => Verdict::Reopen,
-                    _ => Verdict::Keep,
+                    (Kind::Read, false) | (Kind::Relayed(_), true) => Ruling::Reopen,
+                    _ => Ruling::Keep,
                 }
             }
         }
@@ -180,7 +180,7 @@ impl InForce {
             // Seen before it is judged: a change that comes in between is not missed. Nor is one from before the tunnel
             // came here.
             let rules = changes.borrow_and_update().clone();
-            let kept = rules.judge(opened, upstream) == Verdict::Keep;
+            let kept = rules.judge(opened, upstream) == Ruling::Keep;
             drop(rules);
             if kept {
                 if changes.changed().await.is_err() {
@@ -189,7 +189,7 @@ impl InForce {
                 continue;
             }
             tokio::time::sleep(MOMENT).await;
-            if self.now().judge(opened, upstream) != Verdict::Keep {
+            if self.now().judge(opened, upstream) != Ruling::Keep {
                 return;
             }
         }

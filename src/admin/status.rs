@@ -104,7 +104,11 @@ pub fn in_words(destination: &Value) -> String {
     }
     let paused = &destination["paused"];
     if paused.is_object() {
-        words.push(format!("paused for {}", rest(paused)));
+        let why = match paused["reason"].as_str() {
+            Some("retry_after") => "the destination's Retry-After",
+            _ => "by an operator",
+        };
+        words.push(format!("paused for {} ({why})", rest(paused)));
     }
     let multiplier = destination["multiplier"].as_f64().unwrap_or(1.0);
     if multiplier > 1.0 {
@@ -202,7 +206,16 @@ mod tests {
                 json!({"reason": "3 x 403", "rest_seconds": 842.2}),
                 "locked out for 14m 3s (3 x 403)",
             ),
-            ("paused", json!({"rest_seconds": 120.0}), "paused for 2m"),
+            (
+                "paused",
+                json!({"reason": "operator", "rest_seconds": 120.0}),
+                "paused for 2m (by an operator)",
+            ),
+            (
+                "paused",
+                json!({"reason": "retry_after", "rest_seconds": 2.5}),
+                "paused for 3s (the destination's Retry-After)",
+            ),
             ("multiplier", json!(4), "slowed down 4 times"),
             ("mode", json!("dry_run"), "dry run: nothing is held back"),
             (
