@@ -16,6 +16,7 @@ mod drain;
 mod framing;
 mod leaving;
 mod metrics;
+mod operator;
 mod outage;
 mod queue;
 mod ready;
