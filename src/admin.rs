@@ -8,6 +8,7 @@ pub mod status;
 use std::{
     convert::Infallible,
     net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -27,12 +28,19 @@ use percent_encoding::percent_decode_str;
 use subtle::ConstantTimeEq as _;
 use tokio::net::TcpListener;
 
-use crate::{config::Secret, metrics::Among, pacing::time::LocalTime, proxy::Proxy, store::Store};
+use crate::{
+    config::Secret, destination::Destination, metrics::Among, pacing::time::LocalTime,
+    proxy::Proxy, store::Store,
+};
 
 /// A head must be there in this time; an idle connection is closed after it too.
 const HEAD_DEADLINE: Duration = Duration::from_secs(30);
 /// Connections at once: an operator, a Prometheus and a load balancer need few.
 const CONNECTIONS: usize = 64;
+
+/// How long an operator's pause may be: anything longer is a destination that should be configured otherwise.
+const PAUSES: RangeInclusive<Duration> =
+    Duration::from_secs(1)..=Duration::from_secs(30 * 24 * 3600);
 
 /// What the listener shows.
 #[derive(Debug)]
@@ -102,6 +110,16 @@ impl Admin {
         let done = async {
             match path {
                 "/forget" => self.forget(&needed("replica")?).await,
+                "/unlock" => self.unlock(&needed("destination")?).await,
+                "/resume" => self.resume(&needed("destination")?).await,
+                "/pause" => {
+                    let (destination, span) = (needed("destination")?, needed("for")?);
+                    let span = humantime::parse_duration(&span).ok();
+                    match span.filter(|span| PAUSES.contains(span)) {
+                        Some(span) => self.pause(&destination, span).await,
+                        None => Err(Refused::Usage(path.to_owned())),
+                    }
+                }
                 _ => Err(Refused::Usage(path.to_owned())),
             }
         };
@@ -109,6 +127,51 @@ impl Admin {
             Ok(done) => text(StatusCode::OK, done + "\n"),
             Err(refused) => refused.answer(),
         }
+    }
+
+    /// The destination of that name.
+    fn destination(&self, name: &str) -> Result<Arc<Destination>, Refused> {
+        let rules = self.proxy.in_force.now();
+        let mut all = rules.destinations.iter();
+        all.find(|d| d.config().name == name)
+            .cloned()
+            .ok_or_else(|| {
+                let all = rules.destinations.iter();
+                let names: Vec<_> = all.map(|d| d.config().name.clone()).collect();
+                Refused::Unknown(format!(
+                    "no destination is called {}; those configured: {}",
+                    name.escape_debug(),
+                    names.join(", ")
+                ))
+            })
+    }
+
+    async fn unlock(&self, name: &str) -> Result<String, Refused> {
+        let destination = self.destination(name)?;
+        if !destination.unlock().await.map_err(Refused::Now)? {
+            return Err(Refused::Now(format!("{name} is not locked")));
+        }
+        tracing::info!(destination = name, "unlocked by an operator");
+        Ok(format!("{name} is unlocked, in all replicas"))
+    }
+
+    async fn pause(&self, name: &str, span: Duration) -> Result<String, Refused> {
+        let destination = self.destination(name)?;
+        destination.pause(span).await.map_err(Refused::Now)?;
+        let span = humantime::format_duration(span);
+        tracing::info!(destination = name, %span, "paused by an operator");
+        Ok(format!(
+            "{name} is paused for {span}, in all replicas; `paceline resume {name}` ends it before"
+        ))
+    }
+
+    async fn resume(&self, name: &str) -> Result<String, Refused> {
+        let destination = self.destination(name)?;
+        if !destination.resume().await.map_err(Refused::Now)? {
+            return Err(Refused::Now(format!("{name} is not paused")));
+        }
+        tracing::info!(destination = name, "resumed by an operator");
+        Ok(format!("{name} goes on, in all replicas"))
     }
 
     async fn forget(&self, replica: &str) -> Result<String, Refused> {
@@ -231,6 +294,8 @@ fn may_change(headers: &HeaderMap, peer: IpAddr, token: Option<&Secret>) -> bool
 enum Refused {
     /// This path was asked without what it needs.
     Usage(String),
+    /// There is nothing of that name; the text says what there is.
+    Unknown(String),
     /// It cannot be made as things are; the text says why.
     Now(String),
 }
@@ -251,6 +316,7 @@ impl Refused {
                     format!("say which: POST {path}{needs}\n"),
                 )
             }
+            Refused::Unknown(what) => text(StatusCode::NOT_FOUND, what + "\n"),
             Refused::Now(why) => text(StatusCode::CONFLICT, why + "\n"),
         }
     }

@@ -268,20 +268,6 @@ pub fn without_effect(config: &Config) -> Vec<String> {
     if !config.proxy.proxy_protocol_from.is_empty() {
         lines.push("proxy.proxy_protocol_from has no effect in this version; leave it empty, and send no PROXY headers".to_owned());
     }
-    for d in &config.destinations {
-        if !d.lockout_status.is_empty() {
-            lines.push(format!(
-                "destination {}: lockout_status has no effect in this version",
-                d.name
-            ));
-        }
-        if d.retry_throttled > 0 {
-            lines.push(format!(
-                "destination {}: retry_throttled has no effect in this version",
-                d.name
-            ));
-        }
-    }
     lines
 }
 

@@ -21,7 +21,7 @@ mod summary;
 mod tests;
 mod value;
 
-pub use destination::KEY_LIMIT;
+pub use destination::{KEY_LIMIT, THROTTLE_PREFIX};
 pub use faults::{Complaint, Fault, Faults, Place};
 pub use parse::{CONFIG_VARIABLE, Environment};
 pub use rate::{Rate, RateError};

@@ -1,17 +1,24 @@
 //! The destinations in force: which one governs a host, and each one's lanes and figures.
 
+mod operate;
+
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, PoisonError, RwLock,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    time::Duration,
 };
+
+use http::{HeaderMap, Request, StatusCode};
+use sha2::{Digest, Sha256};
 
 use crate::{
     authority::{Host, HostPattern},
     config::{self, Scope},
     error::Error,
+    headers,
     metrics::{DestinationFigures, Metrics, Mode, Standing},
     pacing::{
         alarm::Alarm,
@@ -19,15 +26,20 @@ use crate::{
         lane::{Departure, Lane, Name},
         observed::Observed,
         pacer::{Cause, Refusal, Settings},
+        throttle::{self, Regime, Rules, tracker::Event},
         time::{LocalTime, Nanos, SECOND, nanos, seconds},
     },
     store::{Store, memory},
+    upstream::Target,
 };
 
 /// Requests that may wait for one cursor in one replica.
 const QUEUE_LIMIT: usize = 10_000;
 /// Hosts that may have cursors of their own at once, for one destination in one replica.
 const LANE_LIMIT: usize = 10_000;
+/// An answer that slows everybody down is passed on when the others can know of it, or after this long: whoever has
+/// seen it finds every replica slowed down.
+const TOLD_WITHIN: Duration = Duration::from_millis(500);
 
 /// All destinations, by the hosts that they govern.
 #[derive(Debug)]
@@ -140,6 +152,8 @@ pub struct Destination {
     config: RwLock<Arc<config::Destination>>,
     figures: DestinationFigures,
     ground: Ground,
+    /// The lane of the destination's own cursor; with a cursor per host it paces nobody, and its pauses are everybody's.
+    whole: Option<Arc<Lane>>,
     lanes: Mutex<HashMap<Option<Host>, Arc<Lane>>>,
     observed: Mutex<Observed>,
     voided: Arc<AtomicU64>,
@@ -154,16 +168,26 @@ impl Destination {
             Store::Memory => Mode::Embedded,
             Store::Postgres(_) => Mode::Shared,
         };
-        Destination {
+        let mut destination = Destination {
             figures: ground.metrics.destination(&config.name, mode),
             config: RwLock::new(Arc::new(config)),
             ground,
+            whole: None,
             lanes: Mutex::default(),
             observed: Mutex::default(),
             voided: Arc::default(),
             voided_seen: AtomicU64::new(0),
             imagined: Mutex::default(),
+        };
+        // Made before the first request, so that a replica without any knows of a lockout too.
+        if let Ok(whole) = destination.make_lane(None) {
+            whole.watch_row();
+            if destination.config().scope == Scope::Destination {
+                destination.lanes().insert(None, whole.clone());
+            }
+            destination.whole = Some(whole);
         }
+        destination
     }
 
     /// As it is configured at the moment.
@@ -182,17 +206,17 @@ impl Destination {
     fn reconfigure(&self, config: config::Destination) {
         let ceiling = config.rate.per_second;
         *self.config.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
-        let settings = self.settings();
-        let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        for lane in lanes.values() {
-            lane.reconfigure(settings, ceiling);
+        let all = (self.settings(), self.rules());
+        for lane in self.lanes().values().chain(&self.whole) {
+            lane.reconfigure(all, ceiling);
         }
     }
 
     /// Whether nothing would be lost by forgetting it.
     fn is_forgettable(&self) -> bool {
-        let lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
-        lanes.values().all(|lane| lane.is_forgettable())
+        let lanes = self.lanes();
+        let mut all = lanes.values().chain(&self.whole);
+        all.all(|lane| lane.is_forgettable())
     }
 
     /// Its counters.
@@ -205,10 +229,9 @@ impl Destination {
     /// # Errors
     /// Too many hosts have cursors of their own, and none of them can be forgotten.
     pub fn lane(&self, host: &Host) -> Result<Arc<Lane>, Error> {
-        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lanes = self.lanes();
         // Read under the lock, so that a lane which is made now has the settings that a reload gives the others.
-        let config = self.config();
-        let key = (config.scope == Scope::Host).then(|| host.clone());
+        let key = (self.config().scope == Scope::Host).then(|| host.clone());
         if let Some(lane) = lanes.get(&key) {
             return Ok(lane.clone());
         }
@@ -221,15 +244,28 @@ impl Destination {
                 }));
             }
         }
-        let lane = Lane::new(
-            self.cursor(key.as_ref())?,
-            self.settings(),
+        // Where each host had a cursor until a reload, the destination's own lane has paced nobody yet.
+        let lane = match &self.whole {
+            Some(whole) if key.is_none() => whole.clone(),
+            _ => self.make_lane(key.as_ref())?,
+        };
+        lanes.insert(key, lane.clone());
+        Ok(lane)
+    }
+
+    fn lanes(&self) -> MutexGuard<'_, HashMap<Option<Host>, Arc<Lane>>> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn make_lane(&self, host: Option<&Host>) -> Result<Arc<Lane>, Error> {
+        Ok(Lane::new(
+            self.cursor(host)?,
+            (self.settings(), self.rules()),
             self.ground.store.clone(),
             self.ground.alarm.clone(),
             self.voided.clone(),
-        );
-        lanes.insert(key, lane.clone());
-        Ok(lane)
+            self.whole.clone().filter(|_| host.is_some()),
+        ))
     }
 
     /// The cursor's name, and the key of its row: the destination's name, and with `scope = "host"` the host behind a
@@ -239,11 +275,11 @@ impl Destination {
             None => self.name().to_owned(),
             Some(host) => format!("{}/{host}", self.name()),
         };
-        let key = match &self.ground.store {
-            Store::Memory => cursor.clone(),
-            Store::Postgres(store) => store.key(&cursor),
+        let (key, throttle_key) = match &self.ground.store {
+            Store::Memory => (cursor.clone(), cursor.clone()),
+            Store::Postgres(store) => (store.key(&cursor), store.throttle_key(&cursor)),
         };
-        if key.len() > config::KEY_LIMIT {
+        if throttle_key.chars().count() > config::KEY_LIMIT {
             return Err(Error::Malformed(
                 "the host name is too long for the store; shorten key_prefix or the destination's name",
             ));
@@ -252,6 +288,7 @@ impl Destination {
             destination: self.figures.name().clone(),
             cursor,
             key,
+            throttle_key,
             ceiling: self.config().rate.per_second,
         })
     }
@@ -262,6 +299,15 @@ impl Destination {
             max_in_flight: self.config().max_in_flight,
             queue_limit: QUEUE_LIMIT,
             max_replicas: self.ground.max_replicas,
+        }
+    }
+
+    fn rules(&self) -> Rules {
+        Rules {
+            recovery_after: self.config().recovery_after,
+            lockout_after: self.config().lockout_after,
+            lockout_for: nanos(self.config().lockout_for),
+            retry_after_cap: nanos(self.config().retry_after_cap),
         }
     }
 
@@ -284,6 +330,73 @@ impl Destination {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .dispatched(departure.at());
+    }
+
+    /// The URL of a request, where lockouts are told by it; else nothing is put together.
+    pub fn url_of<B>(&self, request: &Request<B>, target: &Target) -> String {
+        if self.config().lockout_status.is_empty() {
+            return String::new();
+        }
+        let path = request.uri().path_and_query().map_or("/", |p| p.as_str());
+        format!("{}://{}{path}", target.scheme.as_str(), target.authority)
+    }
+
+    /// What an answer says about the pace.
+    pub fn verdict(&self, status: StatusCode, headers: &HeaderMap) -> Verdict {
+        if self.config().throttle_status.contains(&status) {
+            return Verdict::Throttled(headers::retry_after(headers).map(nanos));
+        }
+        if self.config().lockout_status.contains(&status) {
+            return Verdict::Forbidden(status);
+        }
+        Verdict::Clean
+    }
+
+    /// Takes an answer to heart. Resolves when the others can know of it too.
+    pub async fn heed(&self, departure: &Departure, verdict: Verdict, url: &str) {
+        let (lane, episode) = (departure.lane(), departure.episode());
+        let event = match verdict {
+            Verdict::Clean if !lane.is_widened() => return,
+            Verdict::Clean => {
+                lane.apply(Event::Clean { episode });
+                return;
+            }
+            Verdict::Throttled(retry_after) => Event::Throttled {
+                episode,
+                retry_after,
+            },
+            Verdict::Forbidden(status) => Event::Forbidden {
+                url: hash(url),
+                status: status.as_u16(),
+            },
+        };
+        if lane.apply(event) {
+            self.tell_regime(lane, verdict);
+        }
+        let _ = tokio::time::timeout(TOLD_WITHIN, lane.settled()).await;
+    }
+
+    /// One line for each change of the regime that an answer brought about.
+    fn tell_regime(&self, lane: &Lane, verdict: Verdict) {
+        let (regime, now) = (lane.regime(), LocalTime::now());
+        let (cursor, multiplier) = (lane.cursor(), regime.multiplier);
+        let rest_s = regime.halt.map(|h| seconds(h.until.since(now)).ceil());
+        match (verdict, regime.halt.map(|h| h.cause)) {
+            (Verdict::Forbidden(_), Some(throttle::Cause::Lockout(status))) => tracing::warn!(
+                cursor,
+                status,
+                rest_s,
+                "locked out: the destination forbids what we ask for; its requests are refused until then, or until `paceline unlock {}`",
+                self.config().name
+            ),
+            (Verdict::Throttled(_), _) => tracing::warn!(
+                cursor,
+                multiplier,
+                rest_s,
+                "throttled: the destination asks for less; the interval is multiplied, for all replicas"
+            ),
+            _ => {}
+        }
     }
 
     /// A request goes out without a slot; what it would have waited for is recorded, unless it would have been refused.
@@ -316,13 +429,8 @@ impl Destination {
         let voided = self.voided.load(Relaxed);
         let before = self.voided_seen.swap(voided, Relaxed);
         self.figures.voided(voided.saturating_sub(before));
-        let lanes: Vec<_> = self
-            .lanes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .values()
-            .cloned()
-            .collect();
+        let lanes: Vec<_> = self.lanes().values().cloned().collect();
+        let regime = self.regime(&lanes);
         let ceiling = self.config().rate.per_second;
         let observed = self.observed.lock().unwrap_or_else(PoisonError::into_inner);
         let own = Standing {
@@ -333,18 +441,26 @@ impl Destination {
             smallest_gap: observed.smallest_gap(now),
             waiting: lanes.iter().map(|l| l.waiting()).sum(),
             disagreement: false,
+            regime,
             cluster_dispatches: observed.total(),
             cluster_observed: observed.rate(now),
             cluster_busiest: observed.busiest_second(now) as u64,
         };
+        let part = match regime.halt {
+            Some(_) => 0.0,
+            None => 1.0 / f64::from(regime.multiplier),
+        };
         let Store::Postgres(store) = &self.ground.store else {
-            return own;
+            return Standing {
+                effective: own.effective * part,
+                ..own
+            };
         };
         let membership = store.membership();
         let (effective, disagreement) = membership.agreed(self.name(), own.ceiling, now);
         let cluster = membership.figures(self.name(), now);
         Standing {
-            effective: effective * membership.part(self.name(), now),
+            effective: effective * part * membership.part(self.name(), now),
             disagreement,
             cluster_dispatches: cluster.dispatches,
             cluster_observed: cluster.observed,
@@ -352,4 +468,39 @@ impl Destination {
             ..own
         }
     }
+
+    /// The regime of its cursor; where each host has one, the widest, and any halt.
+    fn regime(&self, lanes: &[Arc<Lane>]) -> Regime {
+        let all = lanes.iter().chain(&self.whole).map(|lane| lane.regime());
+        all.fold(Regime::default(), |a, b| Regime {
+            multiplier: a.multiplier.max(b.multiplier),
+            halt: a.halt.or(b.halt),
+        })
+    }
+}
+
+/// What an answer says about the pace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing against it.
+    Clean,
+    /// It is too fast, and how long to wait.
+    Throttled(Option<Nanos>),
+    /// It is not wanted, by this status.
+    Forbidden(StatusCode),
+}
+
+impl Verdict {
+    /// Whether the request was sent too soon.
+    pub fn is_throttled(self) -> bool {
+        matches!(self, Verdict::Throttled(_))
+    }
+}
+
+/// The same for all replicas, and not to be turned back into a URL.
+fn hash(url: &str) -> u64 {
+    let digest: [u8; 32] = Sha256::digest(url).into();
+    u64::from_be_bytes([
+        digest[0], digest[1], digest[2], digest[3], digest[4], digest[5], digest[6], digest[7],
+    ])
 }

@@ -87,7 +87,7 @@ impl Error {
             Error::UnknownCoding => StatusCode::NOT_IMPLEMENTED,
             Error::Misdirected => StatusCode::MISDIRECTED_REQUEST,
             Error::Paced(Refusal {
-                cause: Cause::StoreAway,
+                cause: Cause::StoreAway | Cause::LockedOut(_) | Cause::Paused,
                 ..
             }) => StatusCode::SERVICE_UNAVAILABLE,
             Error::Paced(_) => refusal,
@@ -123,7 +123,7 @@ impl Error {
             | Error::Misdirected => "http_request_error",
             Error::Loop => "proxy_loop_detected",
             Error::Paced(Refusal {
-                cause: Cause::StoreAway,
+                cause: Cause::StoreAway | Cause::LockedOut(_) | Cause::Paused,
                 ..
             })
             | Error::Draining => "destination_unavailable",
@@ -169,6 +169,14 @@ impl Error {
                 cause: Cause::StoreAway,
                 ..
             }) => "store_away",
+            Error::Paced(Refusal {
+                cause: Cause::LockedOut(_),
+                ..
+            }) => "locked_out",
+            Error::Paced(Refusal {
+                cause: Cause::Paused,
+                ..
+            }) => "paused",
             Error::Draining => "draining",
             Error::Connections => "connections",
             Error::Dns => "dns",
@@ -221,6 +229,12 @@ impl Error {
                     Cause::QueueFull => format!("queue full, retry in {seconds}s"),
                     Cause::StoreAway => {
                         format!("the store of the pace is away, retry in {seconds}s")
+                    }
+                    Cause::LockedOut(status) => format!(
+                        "locked out: the destination answered {status} to several URLs, retry in {seconds}s or see paceline unlock"
+                    ),
+                    Cause::Paused => {
+                        format!("paused by an operator, retry in {seconds}s or see paceline resume")
                     }
                 };
             }

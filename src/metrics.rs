@@ -15,6 +15,8 @@ use prometheus::{
     IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder, core::Collector,
 };
 
+use crate::pacing::throttle::{self, Regime};
+
 /// Waits: from what one slot of a fast destination takes to the longest patience.
 const WAIT_BUCKETS: &[f64] = &[
     0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 15.0, 25.0, 60.0,
@@ -57,6 +59,7 @@ pub struct Metrics {
     replicas: IntGaugeVec,
     multiplier: GaugeVec,
     locked_out: IntGaugeVec,
+    paused: IntGaugeVec,
     disagreement: IntGaugeVec,
     cluster_dispatches: IntCounterVec,
     cluster_observed: GaugeVec,
@@ -105,6 +108,8 @@ pub struct Standing {
     pub waiting: usize,
     /// Whether live replicas are configured with different ceilings.
     pub disagreement: bool,
+    /// What its throttle has in force.
+    pub regime: Regime,
     /// Requests sent by all replicas.
     pub cluster_dispatches: u64,
     /// Requests per second sent by all replicas.
@@ -288,6 +293,12 @@ impl Metrics {
                 "1 while requests are refused because the destination has locked us out.",
                 d,
             ),
+            paused: int_gauges(
+                &registry,
+                "paceline_paused",
+                "1 while nothing is sent because of a Retry-After or an operator's pause.",
+                d,
+            ),
             disagreement: int_gauges(
                 &registry,
                 "paceline_config_disagreement",
@@ -448,8 +459,16 @@ impl Metrics {
             self.queue_depth
                 .with_label_values(label)
                 .set(i64::try_from(s.waiting).unwrap_or(i64::MAX));
-            self.multiplier.with_label_values(label).set(1.0);
-            self.locked_out.with_label_values(label).set(0);
+            self.multiplier
+                .with_label_values(label)
+                .set(f64::from(s.regime.multiplier));
+            let halt = s.regime.halt.map(|h| h.cause);
+            let locked = matches!(halt, Some(throttle::Cause::Lockout(_)));
+            let paused = matches!(halt, Some(throttle::Cause::Hold | throttle::Cause::Pause));
+            self.locked_out
+                .with_label_values(label)
+                .set(i64::from(locked));
+            self.paused.with_label_values(label).set(i64::from(paused));
             self.disagreement
                 .with_label_values(label)
                 .set(i64::from(s.disagreement));
@@ -491,6 +510,7 @@ impl Metrics {
             &self.busiest,
             &self.queue_depth,
             &self.locked_out,
+            &self.paused,
             &self.disagreement,
             &self.cluster_busiest,
         ];

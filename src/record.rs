@@ -112,6 +112,13 @@ impl Record {
         }
     }
 
+    /// The origin answered with `status`, and the request is to be sent again.
+    pub fn goes_again(&mut self, status: StatusCode) {
+        if let Some(destination) = &self.destination {
+            destination.figures().responded(status);
+        }
+    }
+
     /// So many bytes of the answer's body, or of a tunnel towards the client, went by.
     pub fn received(&mut self, bytes: u64) {
         self.received += bytes;

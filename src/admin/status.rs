@@ -9,7 +9,11 @@ use serde_json::{Value, json};
 use super::Admin;
 use crate::{
     destination::Destination,
-    pacing::{share::Terms, time::LocalTime},
+    pacing::{
+        share::Terms,
+        throttle::{Cause, Halt},
+        time::{LocalTime, seconds},
+    },
     store::Store,
 };
 
@@ -70,6 +74,7 @@ fn destination(admin: &Admin, destination: &Arc<Destination>, now: LocalTime) ->
             Terms::Hold(_) | Terms::Nothing => "waiting",
         },
     };
+    let stop = |reason: &str, halt: Halt| json!({"reason": reason, "rest_seconds": seconds(halt.until.since(now))});
     json!({
         "name": config.name,
         "hosts": config.hosts.iter().map(ToString::to_string).collect::<Vec<_>>(),
@@ -84,9 +89,16 @@ fn destination(admin: &Admin, destination: &Arc<Destination>, now: LocalTime) ->
         "dry_run": config.dry_run,
         "mode": mode,
         "disagreement": s.disagreement,
-        "multiplier": 1,
-        "locked_out": null,
-        "paused": null,
+        "multiplier": s.regime.multiplier,
+        "locked_out": s.regime.halt.and_then(|halt| match halt.cause {
+            Cause::Lockout(status) => Some(stop(&format!("several URLs answered {status}"), halt)),
+            Cause::Hold | Cause::Pause => None,
+        }),
+        "paused": s.regime.halt.and_then(|halt| match halt.cause {
+            Cause::Lockout(_) => None,
+            Cause::Hold => Some(stop("retry_after", halt)),
+            Cause::Pause => Some(stop("operator", halt)),
+        }),
     })
 }
 

@@ -26,3 +26,4 @@ mod shared_cache;
 mod start;
 mod store;
 mod storm;
+mod throttle;

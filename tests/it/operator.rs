@@ -81,11 +81,19 @@ fn what_one_replica_is_told_holds_for_all() {
         });
         assert!((5_380..=5_400).contains(&rest), "{rest} s");
     }
-    let shown = done(&site, &second, &["status"]);
-    assert!(shown.contains("paused for 1h "), "{shown}");
-    for word in ["google_image", "maps", "r0", "r1 (asked)", "50.00/s", "ready"] {
-        assert!(shown.contains(word), "{word} in {shown}");
-    }
+    // Each learns of the other with a heartbeat.
+    await_until("status shows it, with all replicas", PATIENCE, || {
+        let shown = done(&site, &second, &["status"]);
+        let words = [
+            "paused for 1h ",
+            "maps",
+            "r0",
+            "r1 (asked)",
+            "50.00/s",
+            "ready",
+        ];
+        words.iter().all(|w| shown.contains(w)).then_some(())
+    });
     done(&site, &second, &["resume", "google_image"]);
     for browser in &browsers {
         await_until("it goes on everywhere", PATIENCE, || {
@@ -124,32 +132,71 @@ fn an_order_that_cannot_be_carried_out_says_what_to_change() {
     for verb in ["unlock", "resume", "pause"] {
         let mut arguments = vec![verb, "gogle_image"];
         arguments.extend((verb == "pause").then_some("1m"));
-        refused(&site, &replica, &arguments, &["gogle_image", "google_image", "maps"]);
+        refused(
+            &site,
+            &replica,
+            &arguments,
+            &["gogle_image", "google_image", "maps"],
+        );
     }
-    refused(&site, &replica, &["unlock", "maps"], &["maps", "not locked"]);
-    refused(&site, &replica, &["resume", "maps"], &["maps", "not paused"]);
+    refused(
+        &site,
+        &replica,
+        &["unlock", "maps"],
+        &["maps", "not locked"],
+    );
+    refused(
+        &site,
+        &replica,
+        &["resume", "maps"],
+        &["maps", "not paused"],
+    );
     refused(&site, &replica, &["pause", "maps", "31days"], &["30days"]);
     refused(&site, &replica, &["pause", "maps", "10ms"], &["1s"]);
     refused(&site, &replica, &["forget", "r9"], &["one replica"]);
-    for mistyped in [&["pause", "maps", "soon"][..], &["unlock"], &["stop", "maps"]] {
+    for mistyped in [
+        &["pause", "maps", "soon"][..],
+        &["unlock"],
+        &["stop", "maps"],
+    ] {
         assert_eq!(order(&site, &replica, mistyped).status.code(), Some(2));
     }
     // Nobody listens there; nobody there speaks HTTP as we do.
     let nobody = "http://127.0.0.1:9";
     let outcome = run_paceline(site.path(), &["status", "--admin", nobody]);
     assert_eq!(outcome.status.code(), Some(1));
-    assert!(outcome.stderr.contains("check --admin"), "{}", outcome.stderr);
+    assert!(
+        outcome.stderr.contains("check --admin"),
+        "{}",
+        outcome.stderr
+    );
     let https = run_paceline(site.path(), &["status", "--admin", "https://127.0.0.1:9"]);
-    assert!(https.stderr.contains("http://HOST:PORT"), "{}", https.stderr);
+    assert!(
+        https.stderr.contains("http://HOST:PORT"),
+        "{}",
+        https.stderr
+    );
 
     let json = done(&site, &replica, &["status", "--json"]);
     let status: serde_json::Value = serde_json::from_str(&json).expect("JSON");
     let maps = &status["destinations"][1];
-    assert_eq!((&maps["name"], &maps["multiplier"]), (&"maps".into(), &1.into()));
-    assert!(maps["locked_out"].is_null() && maps["paused"].is_null(), "{json}");
-    assert_eq!((&maps["mode"], &status["ready"]), (&"embedded".into(), &true.into()));
+    assert_eq!(
+        (&maps["name"], &maps["multiplier"]),
+        (&"maps".into(), &1.into())
+    );
+    assert!(
+        maps["locked_out"].is_null() && maps["paused"].is_null(),
+        "{json}"
+    );
+    assert_eq!(
+        (&maps["mode"], &status["ready"]),
+        (&"embedded".into(), &true.into())
+    );
     let page = replica.admin("/").unwrap().text();
-    assert!(page.contains("embedded store") && page.contains("<td>maps"), "{page}");
+    assert!(
+        page.contains("embedded store") && page.contains("<td>maps"),
+        "{page}"
+    );
 }
 
 /// An address of this machine that is not loopback, if it has one. No packet is sent.
@@ -180,8 +227,16 @@ fn changes_need_loopback_or_the_token_and_looking_needs_nothing() {
     assert_eq!(without.status.success(), at.is_none(), "{}", without.stderr);
     let wrong = with(&pause, Some("wrong"));
     assert_eq!(wrong.status.code(), Some(1));
-    assert!(wrong.stderr.contains("PACELINE_ADMIN_TOKEN"), "{}", wrong.stderr);
-    assert!(!wrong.stderr.contains("wrong"), "a secret: {}", wrong.stderr);
+    assert!(
+        wrong.stderr.contains("PACELINE_ADMIN_TOKEN"),
+        "{}",
+        wrong.stderr
+    );
+    assert!(
+        !wrong.stderr.contains("wrong"),
+        "a secret: {}",
+        wrong.stderr
+    );
     assert!(with(&pause, Some("right")).status.success());
     // The file of the replica has it too.
     let file = site.path().join("r0.toml");
@@ -209,7 +264,11 @@ fn each_path_takes_its_method_and_says_which() {
         ("GET", "/healthz", (200, None)),
         ("POST", "/status", (405, allow("GET, HEAD"))),
         ("DELETE", "/metrics", (405, allow("GET, HEAD"))),
-        ("GET", "/pause?destination=maps&for=1m", (405, allow("POST"))),
+        (
+            "GET",
+            "/pause?destination=maps&for=1m",
+            (405, allow("POST")),
+        ),
         ("PUT", "/unlock?destination=maps", (405, allow("POST"))),
         ("GET", "/nothing", (404, None)),
         ("POST", "/nothing", (404, None)),
@@ -220,5 +279,8 @@ fn each_path_takes_its_method_and_says_which() {
     ] {
         assert_eq!(ask(method, target), expected, "{method} {target}");
     }
-    assert!(done(&site, &replica, &["status"]).contains("paced"), "a GET changed something");
+    assert!(
+        done(&site, &replica, &["status"]).contains("paced"),
+        "a GET changed something"
+    );
 }
