@@ -36,6 +36,8 @@ pub enum Error {
     PortDenied,
     /// The address is private, loopback or otherwise not for fetching.
     AddressDenied,
+    /// The user of this tunnel is gone, or has other credentials by now.
+    Withdrawn,
     /// The request came by way of this proxy already, or is for it.
     Loop,
     // The pace.
@@ -75,9 +77,11 @@ impl Error {
     /// The status; `refusal` is the configured one for a wait that is too long.
     pub fn status(&self, refusal: StatusCode) -> StatusCode {
         match self {
-            Error::ClientDenied | Error::HostDenied | Error::PortDenied | Error::AddressDenied => {
-                StatusCode::FORBIDDEN
-            }
+            Error::ClientDenied
+            | Error::HostDenied
+            | Error::PortDenied
+            | Error::AddressDenied
+            | Error::Withdrawn => StatusCode::FORBIDDEN,
             Error::CredentialsNeeded => StatusCode::PROXY_AUTHENTICATION_REQUIRED,
             Error::Malformed(_) | Error::ProxyHeader => StatusCode::BAD_REQUEST,
             Error::TargetTooLong => StatusCode::URI_TOO_LONG,
@@ -111,6 +115,7 @@ impl Error {
             Error::ClientDenied
             | Error::HostDenied
             | Error::PortDenied
+            | Error::Withdrawn
             | Error::CredentialsNeeded => "http_request_denied",
             Error::AddressDenied => "destination_ip_prohibited",
             Error::Malformed(_)
@@ -154,6 +159,7 @@ impl Error {
             Error::HostDenied => "host_denied",
             Error::PortDenied => "port_denied",
             Error::AddressDenied => "address_denied",
+            Error::Withdrawn => "withdrawn",
             Error::Loop => "loop",
             Error::Paced(Refusal {
                 cause: Cause::WaitTooLong,
@@ -213,6 +219,9 @@ impl Error {
             }
             Error::PortDenied => "this port may not be reached; add it to connect_ports",
             Error::AddressDenied => "this address is not public; add it to allow_upstreams",
+            Error::Withdrawn => {
+                "the credentials of this tunnel are no longer valid; open one with new ones"
+            }
             Error::Loop => {
                 "the request leads back to this proxy; correct the URL or the proxy variables"
             }
@@ -326,6 +335,7 @@ mod tests {
             Error::HostDenied,
             Error::PortDenied,
             Error::AddressDenied,
+            Error::Withdrawn,
             Error::Loop,
             paced(Cause::WaitTooLong),
             paced(Cause::QueueFull),
