@@ -14,6 +14,7 @@ use paceline::{
     config::Config,
     downstream::framing::{Fault, Framing},
     headers,
+    listener::proxy_protocol,
     membership::{cluster::Cluster, lease::Lease},
     pacing::{
         throttle::{
@@ -95,6 +96,17 @@ pub const ALL: &[Target] = &[
             "[store]\nurl = \"postgres://u:hunter2@db/x?sslmode=require\"\ntable = \"a.b\"\nkey_prefix = \"k:\"\n\
              max_replicas = 3\nlease_ttl = \"5m\"\n[upstream]\nresolve = { \"a:1\" = \"b:2\" }\n[ca]\ndir = \"certs\"\n\
              [[destination]]\nname = \"a\"\nhosts = [\"a.test\"]\nrate = 7.0\nlockout_status = [403]\n",
+        ],
+    },
+    Target {
+        name: "proxy_header",
+        run: proxy_header,
+        seeds: &[
+            "PROXY TCP4 192.0.2.1 192.0.2.2 12345 443\r\nGET ",
+            "PROXY TCP6 2001:db8::1 ::1 1 65535\r\n",
+            "PROXY UNKNOWN\r\n",
+            "\r\n\r\n\0\r\nQUIT\n\u{21}\u{11}\0\u{c}\u{7f}\0\0\u{1}\u{7f}\0\0\u{2}\0\u{50}\u{1}\u{1b}",
+            "\r\n\r\n\0\r\nQUIT\n\u{20}\0\0\0",
         ],
     },
     Target {
@@ -292,6 +304,24 @@ pub fn config(bytes: &[u8]) {
             for fault in faults.iter() {
                 let line = fault.to_string();
                 assert!(!line.contains('\n') && line.len() < 4_096, "{line}");
+            }
+        }
+    }
+}
+
+/// A header is found whole or not at all, whatever comes behind it, and takes no more than there is.
+pub fn proxy_header(bytes: &[u8]) {
+    let whole = proxy_protocol::parse(bytes);
+    if let Ok(Some(header)) = &whole {
+        assert!(header.length <= bytes.len());
+        for end in 0..bytes.len() {
+            match proxy_protocol::parse(&bytes[..end]) {
+                Ok(None) => assert!(end < header.length, "{end} of {header:?}"),
+                Ok(Some(earlier)) => {
+                    assert_eq!(earlier, *header);
+                    assert!(end >= header.length);
+                }
+                Err(e) => panic!("a part of a header is wrong, all of it is not: {e}"),
             }
         }
     }

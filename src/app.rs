@@ -1,7 +1,10 @@
 //! All wiring: the parts are made in order, everything is bound before anything is served, and the value that comes
 //! back knows where.
 
+pub mod reload;
+
 use std::{
+    collections::BTreeMap,
     net::SocketAddr,
     path::PathBuf,
     sync::Arc,
@@ -11,6 +14,7 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use tokio::net::TcpListener;
 
+use self::reload::Reload;
 use crate::{
     admin::{self, Admin},
     authority::HostPattern,
@@ -18,12 +22,14 @@ use crate::{
     cli::env::Worker,
     config::{self, Config, TlsMode, host_name},
     destination::{Destinations, Ground, QUEUE_LIMIT, QUEUE_SHARE},
-    drain::{self, Drain, Signal},
+    drain::{self, Drain, Hangups, Signal},
     listener,
     metrics::Metrics,
     pacing::alarm::Alarm,
     policy::Reach,
     proxy::{Proxy, auth::Credentials},
+    rules::{InForce, Rules},
+    service,
     shares::Shares,
     store::{Store, postgres::Postgres},
     upstream::Upstream,
@@ -49,9 +55,10 @@ pub struct App {
     admin_listener: TcpListener,
     proxy: Arc<Proxy>,
     admin: Arc<Admin>,
+    reach: Reach,
+    hangups: Hangups,
     drain: Drain,
     signal: Signal,
-    patience: Duration,
     ca_dir: PathBuf,
 }
 
@@ -69,22 +76,21 @@ impl App {
     ///
     /// # Errors
     /// Anything that keeps the replica from serving, with what to change.
-    pub async fn new(mut config: Config) -> Result<App> {
+    pub async fn new(config: Config) -> Result<App> {
+        let hangups = Hangups::listen()?;
         if let Some(line) = opaque(&config) {
             bail!(line);
         }
-        let leaves = certificates(&config)?;
+        let leaves = Arc::new(certificates(&config)?);
         let metrics = Metrics::new();
-        metrics.ca_expiry("issuer", since_epoch(leaves.issuer().not_after()));
-        // A replica may lack the root's certificate; it needs it for nothing but this and the bundle.
-        if let Ok(root) = ca::Certificate::load_root(&config.ca.dir) {
-            metrics.ca_expiry("root", since_epoch(root.not_after));
-        }
-        if let Some(line) = fit_connections(&mut config.proxy) {
+        expiry(&metrics, &leaves, &config);
+        metrics.reloaded(Some(since_epoch(SystemTime::now())));
+        let (room, line) = room_for(config.proxy.max_connections);
+        for line in line.iter().chain(&open_to_many(&config)) {
             tracing::warn!("{line}");
         }
-        let share = config.proxy.share();
-        metrics.limit("connections", config.proxy.max_connections);
+        let share = config.proxy.share(room);
+        metrics.limit("connections", room);
         metrics.limit("connections_per_client", share);
         metrics.limit("tunnels_per_client", share);
         metrics.limit("queued", QUEUE_LIMIT);
@@ -100,8 +106,7 @@ impl App {
         let store = match &config.store {
             None => Store::Memory,
             Some(settings) => {
-                let ceiling = |d: &crate::config::Destination| (d.name.clone(), d.rate.per_second);
-                let ceilings = config.destinations.iter().map(ceiling).collect();
+                let ceilings = ceilings(&config.destinations);
                 Store::Postgres(Postgres::start(settings, ceilings, metrics.clone())?)
             }
         };
@@ -121,25 +126,30 @@ impl App {
             metrics: metrics.clone(),
             max_replicas: config.store.as_ref().map_or(1, |s| s.max_replicas),
         };
+        let ca_dir = config.ca.dir.clone();
+        let credentials = config.proxy.auth.as_ref();
+        let credentials = credentials.map(|auth| Arc::new(Credentials::new(auth, None)));
         let proxy = Arc::new(Proxy {
-            destinations: Destinations::new(&config.destinations, &ground),
+            in_force: InForce::new(Rules {
+                destinations: Destinations::new(&config.destinations, &ground),
+                leaves,
+                credentials,
+                config,
+            }),
             upstream,
-            leaves,
+            room,
             connections: Shares::new(share),
             tunnels: Shares::new(share),
-            credentials: config.proxy.auth.as_ref().map(Credentials::new),
             metrics,
             unsigned: Default::default(),
             untrusting: Default::default(),
             client_keys: Default::default(),
-            settings: config.proxy.clone(),
         });
         let (drain, signal) = Drain::new();
         let admin = Arc::new(Admin {
             proxy: proxy.clone(),
             store,
             draining: drain.flag(),
-            token: config.admin.token,
         });
         Ok(App {
             proxy_address,
@@ -148,10 +158,11 @@ impl App {
             admin_listener,
             proxy,
             admin,
+            reach,
+            hangups,
             drain,
             signal,
-            patience: config.proxy.drain,
-            ca_dir: config.ca.dir,
+            ca_dir,
         })
     }
 
@@ -163,36 +174,54 @@ impl App {
         let bundle = ca::write_bundle(&self.ca_dir)?;
         Ok(crate::cli::env::exports(Worker {
             listen: self.proxy_address,
-            credentials: self.proxy.credentials.is_some(),
+            credentials: self.proxy.in_force.now().credentials.is_some(),
             host_name: &host_name(),
             bundle: &bundle,
         }))
     }
 
-    /// Serves until asked to stop, then finishes what is under way. A second request to stop ends it at once.
+    /// Serves until asked to stop, then finishes what is under way. A second request to stop ends it at once. The
+    /// configuration is read again, with the variables of `env`, at each SIGHUP.
     ///
     /// # Errors
     /// The signal handlers cannot be installed.
-    pub async fn run(self) -> Result<()> {
+    pub async fn run(self, env: fn(&str) -> Option<String>) -> Result<()> {
+        let serving_at = format!(
+            "proxy on {}, admin on {}",
+            self.proxy_address, self.admin_address
+        );
         let App {
             proxy_listener,
             admin_listener,
             proxy,
             admin,
+            reach,
+            hangups,
             drain,
             signal,
-            patience,
             ..
         } = self;
         let stop = drain::asked_to_stop()?;
-        drain::outlive_hangups()?;
         let (store, metrics) = (admin.store.clone(), proxy.metrics.clone());
         // The admin listener serves to the end: it must tell that the replica drains.
         tokio::spawn(admin::run(admin_listener, admin));
-        let serving = tokio::spawn(listener::run(proxy_listener, proxy, signal));
+        let reload = Reload {
+            proxy: proxy.clone(),
+            store: store.clone(),
+            reach,
+            env,
+            serving_at: serving_at.clone(),
+        };
+        let reloading = tokio::spawn(reload.run(hangups));
+        let serving = tokio::spawn(listener::run(proxy_listener, proxy.clone(), signal));
+        service::keep_watch();
+        service::ready(&serving_at);
         let why = stop.await;
+        let patience = proxy.in_force.now().settings().drain;
+        service::stopping(patience);
         let stop_again = drain::asked_to_stop()?;
         drain.start();
+        reloading.abort();
         let _ = serving.await;
         tracing::info!(
             signal = why,
@@ -239,11 +268,7 @@ fn certificates(config: &Config) -> Result<Leaves> {
         }
     }
     let issuer = Arc::new(Issuer::load(&config.ca.dir)?);
-    for line in uncovered(config, &issuer)
-        .iter()
-        .chain(&without_effect(config))
-        .chain(&open_to_many(config))
-    {
+    for line in uncovered(config, &issuer) {
         tracing::warn!("{line}");
     }
     Ok(Leaves::new(issuer)?)
@@ -261,15 +286,6 @@ pub fn opaque(config: &Config) -> Option<String> {
     ))
 }
 
-/// A line for each setting that is understood but not yet acted on: silence would be taken for consent.
-pub fn without_effect(config: &Config) -> Vec<String> {
-    let mut lines = Vec::new();
-    if !config.proxy.proxy_protocol_from.is_empty() {
-        lines.push("proxy.proxy_protocol_from has no effect in this version; leave it empty, and send no PROXY headers".to_owned());
-    }
-    lines
-}
-
 /// A line for what is open to more than this machine, and may be meant so.
 pub fn open_to_many(config: &Config) -> Option<String> {
     let listen = config.admin.listen;
@@ -282,10 +298,10 @@ pub fn open_to_many(config: &Config) -> Option<String> {
 
 /// A line for each destination whose hosts the issuer may not sign for.
 pub fn uncovered(config: &Config, issuer: &Issuer) -> Vec<String> {
-    let lacks = |d: &&crate::config::Destination| {
+    let lacks = |d: &&config::Destination| {
         d.tls == TlsMode::Intercept && !issuer.covers_all(&Constraints::permitting(&d.hosts))
     };
-    let line = |d: &crate::config::Destination| {
+    let line = |d: &config::Destination| {
         format!(
             "destination {} is not covered by the CA's name constraints; run `paceline ca init`, which leaves the root as it is",
             d.name
@@ -300,25 +316,41 @@ fn bind(address: SocketAddr, key: &str) -> Result<TcpListener> {
     })
 }
 
+/// The ceilings by destination, in requests per second, for the other replicas to know.
+fn ceilings(destinations: &[config::Destination]) -> BTreeMap<String, f64> {
+    let ceiling = |d: &config::Destination| (d.name.clone(), d.rate.per_second);
+    destinations.iter().map(ceiling).collect()
+}
+
 fn since_epoch(at: SystemTime) -> f64 {
     at.duration_since(SystemTime::UNIX_EPOCH)
         .map_or(0.0, |d| d.as_secs_f64())
 }
 
-/// Lowers `max_connections` to what the limit of open files has room for, and says so. A connection of a client may need
+/// How many connections there is room for, of `wanted`, and a line where that is fewer. A connection of a client may need
 /// another to an origin; some files are for the store, the operator and the log.
-fn fit_connections(proxy: &mut config::Proxy) -> Option<String> {
+fn room_for(wanted: usize) -> (usize, Option<String>) {
     use rustix::process::{Resource, getrlimit};
-    let files = getrlimit(Resource::Nofile).current?;
+    let Some(files) = getrlimit(Resource::Nofile).current else {
+        return (wanted, None);
+    };
     let room = usize::try_from(files / 2).unwrap_or(usize::MAX);
     let room = room.saturating_sub(FILES_APART).max(1);
-    let wanted = proxy.max_connections;
-    proxy.max_connections = wanted.min(room);
-    (wanted > room).then(|| {
+    let line = (wanted > room).then(|| {
         format!(
             "max_connections is {room} and not {wanted}, for {files} files may be open (two for each connection); raise that limit (ulimit -n, LimitNOFILE)"
         )
-    })
+    });
+    (wanted.min(room), line)
+}
+
+/// Shows when the CA's certificates end.
+fn expiry(metrics: &Metrics, leaves: &Leaves, config: &Config) {
+    metrics.ca_expiry("issuer", since_epoch(leaves.issuer().not_after()));
+    // A replica may lack the root's certificate; it needs it for nothing but this and the bundle.
+    if let Ok(root) = ca::Certificate::load_root(&config.ca.dir) {
+        metrics.ca_expiry("root", since_epoch(root.not_after));
+    }
 }
 
 /// Keeps memory, with the keys in it, out of core files and away from other processes of this user.
@@ -363,16 +395,19 @@ mod tests {
 
     #[test]
     fn no_more_connections_are_accepted_than_there_are_files_for() {
-        let mut proxy = Config::load(None, &|_| None).expect("the defaults").proxy;
-        proxy.max_connections = usize::MAX / 4;
-        let line = fit_connections(&mut proxy).expect("no machine has so many files");
+        let wanted = usize::MAX / 4;
+        let (room, line) = room_for(wanted);
+        let line = line.expect("no machine has so many files");
         assert!(
-            line.contains(&format!("max_connections is {} ", proxy.max_connections)),
+            line.contains(&format!("max_connections is {room} and not {wanted}")),
             "{line}"
         );
-        assert!(proxy.max_connections < usize::MAX / 4 && proxy.share() <= proxy.max_connections);
-        proxy.max_connections = 1;
-        assert_eq!(fit_connections(&mut proxy), None);
-        assert_eq!((proxy.max_connections, proxy.share()), (1, 1));
+        assert!(room < wanted);
+        assert_eq!(room_for(1), (1, None));
+        let proxy = Config::load(None, &|_| None).expect("the defaults").proxy;
+        assert_eq!(
+            (proxy.share(10_000), proxy.share(600), proxy.share(1)),
+            (5_000, 512, 1)
+        );
     }
 }

@@ -29,7 +29,7 @@ pub use store::STORE_URL_VARIABLE;
 pub use summary::Summary;
 
 /// A whole configuration. See `docs/configuration.md` for every key.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// The file it came from; `None` when the defaults are in force.
     pub file: Option<PathBuf>,
@@ -48,7 +48,7 @@ pub struct Config {
 }
 
 /// `[proxy]`: the listener that workers reach, and who may use it for what.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Proxy {
     /// Where workers connect; port 0 lets the system choose.
     pub listen: SocketAddr,
@@ -81,12 +81,11 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// How many connections one client may have, and how many tunnels one user.
-    pub fn share(&self) -> usize {
-        let half = self.max_connections.div_ceil(2);
-        let default = half.max(default::LEAST_SHARE);
+    /// How many connections one client may have, and how many tunnels one user, where there is `room` for so many in all.
+    pub fn share(&self, room: usize) -> usize {
+        let default = room.div_ceil(2).max(default::LEAST_SHARE);
         let share = self.max_connections_per_client.unwrap_or(default);
-        share.min(self.max_connections)
+        share.min(room)
     }
 }
 
@@ -113,7 +112,7 @@ pub enum Ungoverned {
 }
 
 /// `[proxy.auth]`
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Auth {
     /// User name to hash of the password; never empty.
     pub users: BTreeMap<String, PasswordHash>,
@@ -129,7 +128,7 @@ pub enum PasswordHash {
 }
 
 /// `[admin]`: the listener for metrics, health and the operator's commands.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Admin {
     /// Where it listens; never the proxy's own port.
     pub listen: SocketAddr,
@@ -138,7 +137,7 @@ pub struct Admin {
 }
 
 /// `[store]`: the Postgres that keeps the shared cursor.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Store {
     /// `postgres://...`, complete with its password.
     pub url: Secret,
@@ -157,14 +156,14 @@ pub struct Store {
 }
 
 /// `[ca]`
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Ca {
     /// The directory of root and issuer; relative to the working directory.
     pub dir: PathBuf,
 }
 
 /// `[upstream]`
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Upstream {
     /// A PEM file of roots that origins may have besides the usual ones.
     pub extra_roots: Option<PathBuf>,
@@ -173,7 +172,7 @@ pub struct Upstream {
 }
 
 /// `[[destination]]`: a set of host patterns that shares one ceiling.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Destination {
     /// Its name, unique: 1 to 64 of `A-Z a-z 0-9 _ . -`. Part of keys and the label of metrics.
     pub name: String,

@@ -16,6 +16,8 @@ pub enum Error {
     // The client's doing.
     /// The client's address is not in `allow_clients`.
     ClientDenied,
+    /// The peer has to send a PROXY header, and sent none, or a broken one.
+    ProxyHeader,
     /// Credentials are missing or wrong.
     CredentialsNeeded,
     /// The request is malformed, or its framing ambiguous.
@@ -41,6 +43,8 @@ pub enum Error {
     },
     /// The client did not go on with its request's body.
     BodyTimeout,
+    /// The user of this tunnel is gone, or has other credentials by now.
+    Withdrawn,
     /// The request came by way of this proxy already, or is for it.
     Loop,
     // The pace.
@@ -84,13 +88,15 @@ impl Error {
     /// The status; `refusal` is the configured one for a wait that is too long.
     pub fn status(&self, refusal: StatusCode) -> StatusCode {
         match self {
-            Error::ClientDenied | Error::HostDenied | Error::PortDenied | Error::AddressDenied => {
-                StatusCode::FORBIDDEN
-            }
+            Error::ClientDenied
+            | Error::HostDenied
+            | Error::PortDenied
+            | Error::AddressDenied
+            | Error::Withdrawn => StatusCode::FORBIDDEN,
             Error::CredentialsNeeded => StatusCode::PROXY_AUTHENTICATION_REQUIRED,
             Error::Guessing { .. } => StatusCode::TOO_MANY_REQUESTS,
             Error::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
-            Error::Malformed(_) => StatusCode::BAD_REQUEST,
+            Error::Malformed(_) | Error::ProxyHeader => StatusCode::BAD_REQUEST,
             Error::TargetTooLong => StatusCode::URI_TOO_LONG,
             Error::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Error::UnknownCoding => StatusCode::NOT_IMPLEMENTED,
@@ -124,10 +130,12 @@ impl Error {
             Error::ClientDenied
             | Error::HostDenied
             | Error::PortDenied
+            | Error::Withdrawn
             | Error::CredentialsNeeded
             | Error::Guessing { .. } => "http_request_denied",
             Error::AddressDenied => "destination_ip_prohibited",
             Error::Malformed(_)
+            | Error::ProxyHeader
             | Error::TargetTooLong
             | Error::HeadTooLarge
             | Error::UnknownCoding
@@ -158,6 +166,7 @@ impl Error {
     pub fn reason(&self) -> &'static str {
         match self {
             Error::ClientDenied => "client_denied",
+            Error::ProxyHeader => "proxy_header",
             Error::CredentialsNeeded => "credentials_needed",
             Error::Guessing { .. } => "guessing",
             Error::BodyTimeout => "body_timeout",
@@ -169,6 +178,7 @@ impl Error {
             Error::HostDenied => "host_denied",
             Error::PortDenied => "port_denied",
             Error::AddressDenied => "address_denied",
+            Error::Withdrawn => "withdrawn",
             Error::Loop => "loop",
             Error::Paced(Refusal {
                 cause: Cause::WaitTooLong,
@@ -214,6 +224,7 @@ impl Error {
             Error::ClientDenied => {
                 "this client address may not use the proxy; add it to allow_clients"
             }
+            Error::ProxyHeader => "the PROXY header is missing or broken; see proxy_protocol_from",
             Error::CredentialsNeeded => "send proxy credentials (Basic) of a user in [proxy.auth]",
             Error::Guessing { retry_after } => {
                 let seconds = retry_seconds(*retry_after);
@@ -236,6 +247,9 @@ impl Error {
             }
             Error::PortDenied => "this port may not be reached; add it to connect_ports",
             Error::AddressDenied => "this address is not public; add it to allow_upstreams",
+            Error::Withdrawn => {
+                "the credentials of this tunnel are no longer valid; open one with new ones"
+            }
             Error::Loop => {
                 "the request leads back to this proxy; correct the URL or the proxy variables"
             }
@@ -301,6 +315,7 @@ impl Error {
                 | Error::TargetTooLong
                 | Error::HeadTooLarge
                 | Error::UnknownCoding
+                | Error::ProxyHeader
                 | Error::CredentialsNeeded
                 | Error::Guessing { .. }
                 | Error::BodyTimeout
@@ -347,6 +362,7 @@ mod tests {
         };
         for e in [
             Error::ClientDenied,
+            Error::ProxyHeader,
             Error::CredentialsNeeded,
             Error::TargetTooLong,
             Error::HeadTooLarge,
@@ -355,6 +371,7 @@ mod tests {
             Error::HostDenied,
             Error::PortDenied,
             Error::AddressDenied,
+            Error::Withdrawn,
             Error::Loop,
             paced(Cause::WaitTooLong),
             paced(Cause::QueueFull),

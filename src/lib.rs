@@ -25,6 +25,8 @@ pub mod panics;
 pub mod policy;
 pub mod proxy;
 pub mod record;
+pub mod rules;
+pub mod service;
 pub mod shares;
 pub mod store;
 pub mod upstream;

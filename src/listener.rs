@@ -1,4 +1,8 @@
 //! Accepts clients: who may come in, how many at once, and what their sockets are set to.
+//!
+//! Who the client is, a load balancer of `proxy_protocol_from` says; anybody else is the client itself.
+
+pub mod proxy_protocol;
 
 use std::{
     io,
@@ -11,7 +15,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
     sync::Semaphore,
-    time::timeout,
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
 use crate::{
@@ -19,8 +23,10 @@ use crate::{
     downstream::{self, socket::Socket},
     drain::Signal,
     error::Error,
-    policy,
+    listener::proxy_protocol::Fault,
+    log::Seldom,
     proxy::{Downstream, Proxy, tunnel},
+    rules::Rules,
     shares::Share,
 };
 
@@ -28,6 +34,13 @@ use crate::{
 const REFUSALS_AT_ONCE: usize = 256;
 /// How long such a telling may take.
 const REFUSAL_DEADLINE: Duration = Duration::from_secs(2);
+/// A load balancer's header must be there this long after its connection.
+const HEADER_DEADLINE: Duration = Duration::from_secs(10);
+/// A drain goes on accepting until nobody has come for this long: a connection that the kernel has made already would be
+/// reset by the end of listening, and its client would not know why.
+const LAST_COMERS: Duration = Duration::from_millis(20);
+/// Or for this long at the most.
+const LAST_CALL: Duration = Duration::from_millis(200);
 /// When the process has no file descriptor left, accepting again at once would only burn the processor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -46,14 +59,27 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(4096)
 }
 
-/// Accepts until the drain starts.
+/// Accepts until the drain starts, and then who has come already.
 pub async fn run(listener: TcpListener, proxy: Arc<Proxy>, mut drain: Signal) {
-    let room = Arc::new(Semaphore::new(proxy.settings.max_connections));
+    let room = Arc::new(Semaphore::new(proxy.room));
     let refusals = Arc::new(Semaphore::new(REFUSALS_AT_ONCE));
+    let unheaded = Arc::new(Seldom::default());
+    let mut last_call = None;
     loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = drain.started() => return,
+        let accepted = match last_call {
+            None => tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = drain.started() => {
+                    last_call = Some(Instant::now() + LAST_CALL);
+                    continue;
+                }
+            },
+            Some(end) => tokio::select! {
+                biased;
+                () = sleep_until(end) => return,
+                accepted = listener.accept() => accepted,
+                () = sleep(LAST_COMERS) => return,
+            },
         };
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
@@ -61,26 +87,43 @@ pub async fn run(listener: TcpListener, proxy: Arc<Proxy>, mut drain: Signal) {
                 tracing::warn!(
                     "a connection was not accepted: {e}; raise the limit of open files if this stays"
                 );
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
         // Without this the 200, the handshake and each small answer would wait for the peer's delayed acknowledgement.
         let _ = stream.set_nodelay(true);
-        let client = peer.ip().to_canonical();
-        match (admit(&proxy, client), room.clone().try_acquire_owned()) {
+        let peer = peer.ip().to_canonical();
+        let rules = proxy.in_force.now();
+        let mut balancers = rules.settings().proxy_protocol_from.iter();
+        let told = balancers.any(|net| net.contains(&peer));
+        // Who comes by way of a load balancer is admitted, and counted, when it is known who that is.
+        let admitted = if told {
+            Ok(None)
+        } else {
+            admit(&proxy, &rules, peer).map(Some)
+        };
+        match (admitted, room.clone().try_acquire_owned()) {
             (Ok(share), Ok(permit)) => {
                 let (proxy, drain) = (proxy.clone(), drain.clone());
+                let unheaded = unheaded.clone();
                 tokio::spawn(async move {
-                    serve(stream, client, proxy, drain).await;
-                    drop((share, permit));
+                    let introduced = match share {
+                        Some(share) => Some((stream, peer, share)),
+                        None => introduced(stream, peer, &proxy, &unheaded).await,
+                    };
+                    if let Some((stream, client, share)) = introduced {
+                        serve(stream, client, proxy, drain).await;
+                        drop(share);
+                    }
+                    drop(permit);
                 });
             }
             (admitted, _) => {
                 let error = admitted.err().unwrap_or(Error::Connections);
                 proxy.metrics.request("", error.reason());
                 if let Ok(permit) = refusals.clone().try_acquire_owned() {
-                    let text = head(&error, &proxy.settings);
+                    let text = head(&error, rules.settings());
                     tokio::spawn(async move {
                         let _ = timeout(REFUSAL_DEADLINE, tell(stream, text)).await;
                         drop(permit);
@@ -92,12 +135,49 @@ pub async fn run(listener: TcpListener, proxy: Arc<Proxy>, mut drain: Signal) {
 }
 
 /// One more connection of this client.
-fn admit(proxy: &Proxy, client: IpAddr) -> Result<Share, Error> {
-    if !policy::admits(&proxy.settings.allow_clients, client) {
-        return Err(Error::ClientDenied);
-    }
+fn admit(proxy: &Proxy, rules: &Rules, client: IpAddr) -> Result<Share, Error> {
+    rules.admit(client)?;
     let share = proxy.connections.take(proxy.address_key(client));
     share.ok_or(Error::Share)
+}
+
+/// A connection and the client whose it is, as the load balancer `peer` says; nothing where it does not say, or where
+/// that client may not come in. Then the connection has had its answer and is over.
+async fn introduced(
+    mut stream: TcpStream,
+    peer: IpAddr,
+    proxy: &Proxy,
+    unheaded: &Seldom,
+) -> Option<(TcpStream, IpAddr, Share)> {
+    let learning = proxy_protocol::learn(&mut stream);
+    let why = match timeout(HEADER_DEADLINE, learning).await {
+        Ok(Ok(client)) => {
+            let client = client.unwrap_or(peer);
+            match admit(proxy, &proxy.in_force.now(), client) {
+                Ok(share) => return Some((stream, client, share)),
+                Err(error) => refuse(stream, &error, proxy).await,
+            }
+            return None;
+        }
+        // As health checks do that only connect.
+        Ok(Err(Fault::Left)) => return None,
+        Ok(Err(fault)) => fault.to_string(),
+        Err(_) => "it did not come in time".to_owned(),
+    };
+    if unheaded.is_due() {
+        tracing::warn!(
+            %peer,
+            "no PROXY header from a peer in proxy_protocol_from: {why}; turn it on in the load balancer, or take the peer off the list"
+        );
+    }
+    refuse(stream, &Error::ProxyHeader, proxy).await;
+    None
+}
+
+async fn refuse(stream: TcpStream, error: &Error, proxy: &Proxy) {
+    proxy.metrics.request("", error.reason());
+    let text = head(error, proxy.in_force.now().settings());
+    let _ = timeout(REFUSAL_DEADLINE, tell(stream, text)).await;
 }
 
 async fn serve(stream: TcpStream, client: IpAddr, proxy: Arc<Proxy>, mut drain: Signal) {
@@ -105,10 +185,11 @@ async fn serve(stream: TcpStream, client: IpAddr, proxy: Arc<Proxy>, mut drain: 
     let socket = Socket::new(stream);
     // All that a request needs is made when there is one: thousands may connect and say nothing.
     let said = tokio::select! {
-        said = timeout(downstream::HEAD_DEADLINE, socket.first_byte()) => said,
-        () = drain.started() => return,
+        said = timeout(downstream::HEAD_DEADLINE, socket.first_byte()) => matches!(said, Ok(Ok(Some(_)))),
+        // A request may be on its way, and has an answer then.
+        () = drain.started() => true,
     };
-    if !matches!(said, Ok(Ok(Some(_)))) {
+    if !said {
         return;
     }
     let downstream = Arc::new(Downstream {

@@ -81,6 +81,11 @@ impl Record {
         self.path = shown(path, PATH_SHOWN).into();
     }
 
+    /// Host and port that it is for.
+    pub fn authority(&self) -> Option<&Authority> {
+        self.authority.as_ref()
+    }
+
     /// Which destination governs it.
     pub fn governed_by(&mut self, destination: Arc<Destination>) {
         self.destination = Some(destination);
@@ -175,7 +180,7 @@ impl Drop for Record {
             target: "access",
             client = %self.client,
             user = self.user.as_deref(),
-            method = shown(self.method.as_str(), METHOD_SHOWN),
+            method = %shown(self.method.as_str(), METHOD_SHOWN),
             url = %format_args!("{scheme}{authority}{}", self.path.escape_default()),
             destination,
             status = self.status.map(|s| s.as_u16()),

@@ -168,15 +168,9 @@ fn read_proxy(top: &Section<'_, '_>) -> Proxy {
         allow_upstreams: nets("allow_upstreams"),
         auth: read_auth(&proxy),
     };
-    let anybody = allow.iter().flatten().find(|(_, range)| match range {
-        ClientRange::Any => true,
-        ClientRange::Net(net) => net.prefix_len() == 0,
-        ClientRange::Loopback | ClientRange::Private => false,
-    });
+    let anybody = allow.iter().flatten().find(|(_, range)| range.is_anybody());
     if let Some((place, _)) = anybody
-        && !parsed.listen.ip().to_canonical().is_loopback()
-        && parsed.auth.is_none()
-        && !parsed.open
+        && parsed.is_left_open()
     {
         let complaint = Complaint::new(
             "lets anybody who can reach the listener use this proxy",
@@ -185,6 +179,26 @@ fn read_proxy(top: &Section<'_, '_>) -> Proxy {
         proxy.fault(place.clone(), "allow_clients", complaint);
     }
     parsed
+}
+
+impl Proxy {
+    /// Whether anybody who can reach the listener may use this proxy, without the operator having said that it is meant.
+    pub fn is_left_open(&self) -> bool {
+        self.allow_clients.iter().any(ClientRange::is_anybody)
+            && !self.listen.ip().to_canonical().is_loopback()
+            && self.auth.is_none()
+            && !self.open
+    }
+}
+
+impl ClientRange {
+    fn is_anybody(&self) -> bool {
+        match self {
+            ClientRange::Any => true,
+            ClientRange::Net(net) => net.prefix_len() == 0,
+            ClientRange::Loopback | ClientRange::Private => false,
+        }
+    }
 }
 
 /// `None` where there is no `[proxy.auth]`.

@@ -7,7 +7,7 @@
 mod row;
 pub mod tracker;
 
-pub use self::row::NO_ROW;
+pub use self::row::{NO_ROW, word};
 use crate::{
     config::default,
     pacing::time::{LocalTime, Nanos, SECOND, nanos},
@@ -273,7 +273,8 @@ impl Throttle {
         self.touch(at);
         for latch in [&mut self.hold, &mut self.lockout, &mut self.pause] {
             if latch.stop.is_some_and(|s| s.until <= at.now) {
-                *latch = Latch::free(self.version);
+                // That its time is over is no word on a stop that another replica has decided on meanwhile.
+                latch.stop = None;
             }
         }
         true

@@ -4,7 +4,7 @@
 //! here to their connect time-out, and most cannot show why a CONNECT was refused. What can wait or fail does so inside.
 //! For other hosts the origin is dialled first, so that a failure has a status.
 
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
 use http::{
@@ -22,6 +22,7 @@ use crate::{
     pacing::lane::Departure,
     proxy::{Downstream, answer::Answer},
     record::Record,
+    rules::Rules,
     shares::Share,
     upstream::stream::Stream,
 };
@@ -40,8 +41,19 @@ pub enum Plan {
         /// Its place among those of its client.
         share: Share,
     },
-    /// Pass bytes to this connection, which is there already.
-    Relay(TcpStream, Share),
+    /// Pass bytes to a connection that is there already.
+    Relay {
+        /// The connection.
+        origin: TcpStream,
+        /// Where it leads.
+        address: SocketAddr,
+        /// What CONNECT named.
+        authority: Authority,
+        /// Who opened it.
+        user: Option<Arc<str>>,
+        /// Its place among those of its client.
+        share: Share,
+    },
     /// Pass bytes to a connection that has switched protocols.
     Switched {
         /// The origin's side.
@@ -79,17 +91,18 @@ pub fn target(request: &Request<Incoming>) -> Result<Authority, Error> {
 /// Why there is no tunnel.
 pub async fn open(
     downstream: &Downstream,
+    rules: &Rules,
     authority: Authority,
     user: Option<Arc<str>>,
     record: &mut Record,
 ) -> Result<Response<Answer>, Error> {
     let proxy = &downstream.proxy;
-    if !proxy.settings.connect_ports.contains(&authority.port) {
+    if !rules.settings().connect_ports.contains(&authority.port) {
         return Err(Error::PortDenied);
     }
-    if let Some(destination) = proxy.destinations.governing(&authority.host) {
+    if let Some(destination) = rules.destinations.governing(&authority.host) {
         record.governed_by(destination.clone());
-        let tls = proxy.leaves.server_config(&authority.host).map_err(|e| {
+        let tls = rules.leaves.server_config(&authority.host).map_err(|e| {
             if proxy.unsigned.is_due() {
                 tracing::warn!(host = %authority.host, "no leaf: {e}");
             }
@@ -107,7 +120,7 @@ pub async fn open(
         });
         return Ok(established());
     }
-    if proxy.settings.ungoverned == Ungoverned::Deny {
+    if rules.settings().ungoverned == Ungoverned::Deny {
         return Err(Error::HostDenied);
     }
     downstream.literal_allowed(&authority)?;
@@ -115,7 +128,15 @@ pub async fn open(
     let started = Instant::now();
     let origin = proxy.upstream.tunnel(&authority).await;
     record.connected(started.elapsed());
-    downstream.promise(Plan::Relay(origin?, share));
+    let origin = origin?;
+    let address = origin.peer_addr().map_err(|_| Error::Unreachable)?;
+    downstream.promise(Plan::Relay {
+        origin,
+        address,
+        authority,
+        user,
+        share,
+    });
     Ok(established())
 }
 

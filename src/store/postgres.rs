@@ -220,9 +220,7 @@ impl Postgres {
         );
         match outcome {
             Ok(reply) => {
-                if let Some(granted) = &reply.granted {
-                    self.with_clock(|c| c.observe(sent, received, granted.now));
-                }
+                self.with_clock(|c| c.observe(sent, received, reply.now));
                 Ok(reply)
             }
             Err(e) => {

@@ -1,7 +1,8 @@
 //! The throttle state as the text of a row: `<word> <JSON>`.
 //!
-//! The first word is the multiplier, or 0 while nothing is to be sent. It is what a reservation compares: one that was
-//! asked for in ignorance of a changed pace takes no slot. Instants are nanoseconds of the store's clock.
+//! The first word is the multiplier, or `0.VERSION` while nothing is to be sent: a pause that was made longer reads
+//! otherwise than before. It is what a reservation compares: one that was asked for in ignorance of a changed pace takes no
+//! slot. Instants are nanoseconds of the store's clock.
 
 use serde_json::{Value, json};
 
@@ -24,7 +25,7 @@ impl Throttle {
     /// The word that this state is written with at `now`.
     pub fn word(&self, now: LocalTime) -> String {
         match self.regime(now).halt {
-            Some(_) => "0".to_owned(),
+            Some(_) => format!("0.{}", self.version()),
             None => self.multiplier.to_string(),
         }
     }
@@ -81,7 +82,7 @@ impl Throttle {
         if !(1..=CAP).contains(&multiplier) || !multiplier.is_power_of_two() {
             return None;
         }
-        if word != "0" && word != multiplier.to_string() {
+        if !word.starts_with("0.") && word != multiplier.to_string() {
             return None;
         }
         let instant = |t: Nanos| LocalTime(t.saturating_sub(at.offset.unwrap_or(0)));

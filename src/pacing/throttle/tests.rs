@@ -181,10 +181,12 @@ fn the_word_says_whether_anything_is_sent() {
     let mut t = Throttle::default();
     assert_eq!(t.word(LocalTime(0)), NO_ROW);
     t.throttled(at(0), 0, Some(SECOND), &RULES);
-    assert_eq!(
-        (t.word(LocalTime(1)), t.word(LocalTime(SECOND))),
-        ("0".into(), "2".into())
-    );
+    assert_eq!(t.word(LocalTime(SECOND)), "2");
+    let stopped = t.word(LocalTime(1));
+    assert_eq!(stopped, format!("0.{}", t.version));
+    // A longer pause is another.
+    t.throttled(at(1), 0, Some(2 * SECOND), &RULES);
+    assert_ne!(t.word(LocalTime(1)), stopped);
 }
 
 #[test]
@@ -294,7 +296,7 @@ proptest! {
     }
 
     #[test]
-    fn no_row_makes_the_reader_panic(text in ".{0,200}", json in "(0|1|2) \\{.{0,120}\\}", now in any::<Nanos>(), offset in any::<Nanos>()) {
+    fn no_row_makes_the_reader_panic(text in ".{0,200}", json in "(0\\.1|1|2) \\{.{0,120}\\}", now in any::<Nanos>(), offset in any::<Nanos>()) {
         let moment = Moment { now: LocalTime(now), offset: Some(offset) };
         for text in [text, json] {
             if let Some(t) = Throttle::parse(&text, moment) {
@@ -309,7 +311,7 @@ proptest! {
         version in any::<u64>(), until in any::<i64>(), span in any::<i64>(), now in any::<Nanos>(), offset in any::<Nanos>(),
     ) {
         let text = format!(
-            "0 {{\"version\":{version},\"episode\":{version},\"multiplier\":16,\"clean\":0,\"hold\":{{\"at\":{version},\"until\":{until},\
+            "0.1 {{\"version\":{version},\"episode\":{version},\"multiplier\":16,\"clean\":0,\"hold\":{{\"at\":{version},\"until\":{until},\
              \"span\":{span},\"status\":0}},\"lockout\":{{\"at\":0}},\"pause\":{{\"at\":0}},\"evidence\":[[{version},{until},403]]}}"
         );
         let moment = Moment { now: LocalTime(now), offset: Some(offset) };

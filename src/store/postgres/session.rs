@@ -82,6 +82,8 @@ const RESERVE_TYPES: [Type; 8] = [
 /// What a reservation brought back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
+    /// The store's clock.
+    pub now: StoreTime,
     /// The slots; `None` when the throttle's row holds another word than was thought.
     pub granted: Option<Granted>,
     /// The throttle's row.
@@ -259,6 +261,7 @@ impl Session {
             store_time(row.try_get(1)?),
         );
         Ok(Reply {
+            now,
             granted: end.map(|end| Granted {
                 now,
                 start: StoreTime(end.saturating_sub(span)),

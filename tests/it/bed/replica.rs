@@ -144,6 +144,22 @@ impl Replica {
         self.process.signal(signal);
     }
 
+    /// Gives it another configuration, sends SIGHUP, and waits until it has taken it, or has said that it cannot.
+    pub fn reload(&mut self, site: &Site, name: &str, recipe: &Recipe) {
+        recipe.write(site, name);
+        self.read_again();
+    }
+
+    /// Sends SIGHUP, and waits until the file was read.
+    pub fn read_again(&mut self) {
+        let read = |log: &str| log.matches("reloaded").count();
+        let before = read(&self.stderr());
+        self.signal(Signal::HUP);
+        await_until("the configuration is read again", PATIENCE, || {
+            (read(&self.stderr()) > before).then_some(())
+        });
+    }
+
     /// Waits for its end.
     pub fn await_end(&mut self, patience: Duration) -> ExitStatus {
         self.process.await_end(patience)
@@ -154,9 +170,19 @@ impl Replica {
         self.process.stdout()
     }
 
-    /// What it has printed on stderr.
+    /// What it has printed on stderr. Its log is written a moment after what it tells of, by a thread of its own: so it
+    /// is read again until nothing more has come for that moment, or somebody writes on and on.
     pub fn stderr(&self) -> String {
-        self.process.stderr()
+        let mut log = self.process.stderr();
+        for _ in 0..10 {
+            std::thread::sleep(Duration::from_millis(20));
+            let now = self.process.stderr();
+            if now.len() == log.len() {
+                break;
+            }
+            log = now;
+        }
+        log
     }
 
     /// Its process's number.
