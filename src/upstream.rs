@@ -93,6 +93,11 @@ impl Upstream {
         self.dialer.check_literal(ip, authority)
     }
 
+    /// Whether the operator said in `resolve` where this host and port are.
+    pub fn is_resolved(&self, authority: &Authority) -> bool {
+        self.dialer.is_overridden(authority)
+    }
+
     /// An idle connection to `target`, if there is one that still lives.
     pub fn idle(&self, target: &Target) -> Option<Ready> {
         self.pool.take(target)

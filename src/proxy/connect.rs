@@ -17,7 +17,6 @@ use tokio::{net::TcpStream, time::Instant};
 
 use crate::{
     authority::Authority,
-    config::Ungoverned,
     error::Error,
     pacing::lane::Departure,
     proxy::{Downstream, answer::Answer},
@@ -81,11 +80,11 @@ pub async fn open(
     record: &mut Record,
 ) -> Result<Response<Answer>, Error> {
     let proxy = &downstream.proxy;
-    if !proxy.settings.connect_ports.contains(&authority.port) {
-        return Err(Error::PortDenied);
-    }
     if let Some(destination) = proxy.destinations.governing(&authority.host) {
         record.governed_by(destination.clone());
+        if !proxy.settings.connect_ports.contains(&authority.port) {
+            return Err(Error::PortDenied);
+        }
         let tls = proxy.leaves.server_config(&authority.host).map_err(|e| {
             tracing::warn!(host = %authority.host, "no leaf: {e}");
             Error::NotCovered
@@ -97,10 +96,10 @@ pub async fn open(
         });
         return Ok(established());
     }
-    if proxy.settings.ungoverned == Ungoverned::Deny {
-        return Err(Error::HostDenied);
+    downstream.ungoverned_allowed(&authority)?;
+    if !proxy.settings.connect_ports.contains(&authority.port) {
+        return Err(Error::PortDenied);
     }
-    downstream.literal_allowed(&authority)?;
     let started = Instant::now();
     let origin = proxy.upstream.tunnel(&authority).await;
     record.connected(started.elapsed());
