@@ -20,6 +20,8 @@ pub enum Error {
     CredentialsNeeded,
     /// The request is malformed, or its framing ambiguous.
     Malformed(&'static str),
+    /// TLS where clear-text HTTP is spoken.
+    TlsToPlainPort,
     /// The request line is too long.
     TargetTooLong,
     /// The request head is too large, or has too many fields.
@@ -77,7 +79,7 @@ impl Error {
                 StatusCode::FORBIDDEN
             }
             Error::CredentialsNeeded => StatusCode::PROXY_AUTHENTICATION_REQUIRED,
-            Error::Malformed(_) => StatusCode::BAD_REQUEST,
+            Error::Malformed(_) | Error::TlsToPlainPort => StatusCode::BAD_REQUEST,
             Error::TargetTooLong => StatusCode::URI_TOO_LONG,
             Error::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Error::UnknownCoding => StatusCode::NOT_IMPLEMENTED,
@@ -112,6 +114,7 @@ impl Error {
             | Error::CredentialsNeeded => "http_request_denied",
             Error::AddressDenied => "destination_ip_prohibited",
             Error::Malformed(_)
+            | Error::TlsToPlainPort
             | Error::TargetTooLong
             | Error::HeadTooLarge
             | Error::UnknownCoding
@@ -143,6 +146,7 @@ impl Error {
             Error::ClientDenied => "client_denied",
             Error::CredentialsNeeded => "credentials_needed",
             Error::Malformed(_) => "malformed",
+            Error::TlsToPlainPort => "tls_to_plain_port",
             Error::TargetTooLong => "target_too_long",
             Error::HeadTooLarge => "head_too_large",
             Error::UnknownCoding => "unknown_coding",
@@ -187,6 +191,9 @@ impl Error {
             }
             Error::CredentialsNeeded => "send proxy credentials (Basic) of a user in [proxy.auth]",
             Error::Malformed(what) => what,
+            Error::TlsToPlainPort => {
+                "TLS came where HTTP is spoken; write the proxy's URL with http://, not https://"
+            }
             Error::TargetTooLong => "a request line may have 16 KiB; shorten the URL",
             Error::HeadTooLarge => {
                 "a request head may have 64 KiB and 100 fields; send fewer or shorter ones"
@@ -250,6 +257,7 @@ impl Error {
         matches!(
             self,
             Error::Malformed(_)
+                | Error::TlsToPlainPort
                 | Error::TargetTooLong
                 | Error::HeadTooLarge
                 | Error::UnknownCoding
@@ -298,6 +306,7 @@ mod tests {
         for e in [
             Error::ClientDenied,
             Error::CredentialsNeeded,
+            Error::TlsToPlainPort,
             Error::TargetTooLong,
             Error::HeadTooLarge,
             Error::UnknownCoding,
