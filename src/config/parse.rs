@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use ipnet::IpNet;
 use toml::de::{DeTable, DeValue};
 
 use super::{
@@ -165,11 +166,7 @@ fn read_proxy(top: &Section<'_, '_>) -> Proxy {
         allow_upstreams: nets("allow_upstreams"),
         auth: read_auth(&proxy),
     };
-    let anybody = allow.iter().flatten().find(|(_, range)| match range {
-        ClientRange::Any => true,
-        ClientRange::Net(net) => net.prefix_len() == 0,
-        ClientRange::Loopback | ClientRange::Private => false,
-    });
+    let anybody = allow.iter().flatten().find(|(_, range)| is_anybody(range));
     if let Some((place, _)) = anybody
         && !parsed.listen.ip().to_canonical().is_loopback()
         && parsed.auth.is_none()
@@ -182,6 +179,22 @@ fn read_proxy(top: &Section<'_, '_>) -> Proxy {
         proxy.fault(place.clone(), "allow_clients", complaint);
     }
     parsed
+}
+
+/// Whether a range is wider than any one network has on the internet: halves of it, listed together, are all of it.
+fn is_anybody(range: &ClientRange) -> bool {
+    let ClientRange::Net(net) = range else {
+        return *range == ClientRange::Any;
+    };
+    // The widest that were given out are /8, and /12 of IPv6. fc00::/7 and fe80::/10 are in no network but one's own.
+    match net {
+        IpNet::V4(net) => net.prefix_len() < 8,
+        IpNet::V6(net) => {
+            let own = net.addr().is_unique_local() && net.prefix_len() >= 7
+                || net.addr().is_unicast_link_local() && net.prefix_len() >= 10;
+            net.prefix_len() < 12 && !own
+        }
+    }
 }
 
 /// `None` where there is no `[proxy.auth]`.
