@@ -323,7 +323,7 @@ mod tests {
         reach.set_own(vec!["0.0.0.0:3128".parse().expect("an address")]);
         let check = |a: &str| reach.check(a.parse().expect("an address"));
         assert_eq!(check("127.9.9.9:3128"), Err(Error::Loop));
-        assert_eq!(check("192.0.2.1:3128"), Ok(()));
+        assert_eq!(check("198.51.100.7:3128"), Ok(()));
     }
 
     proptest::proptest! {

@@ -556,5 +556,10 @@ fn no_request_line_leads_anywhere_but_where_it_says() {
         connect(&format!("{OTHER}.:443")),
         Reply::Tunnel,
     ));
-    Scene::new().play(&rows);
+    let mut scene = Scene::new();
+    scene.play(&rows);
+    assert!(
+        scene.replica.stderr().contains("tls_to_plain_port"),
+        "A34: the log does not say what came"
+    );
 }

@@ -113,7 +113,7 @@ impl Scene {
     }
 
     /// A connection on which a row's bytes can be sent.
-    fn open(&self, way: Way) -> std::io::Result<Session> {
+    pub fn open(&self, way: Way) -> std::io::Result<Session> {
         let mut session = self.replica.session(HOST);
         let (Way::Inside(authority, _) | Way::Bare(authority)) = way else {
             return Ok(session);
@@ -261,7 +261,7 @@ impl Scene {
     }
 
     /// What is wrong with the replica after a table.
-    fn aftermath(&mut self) -> Vec<String> {
+    pub fn aftermath(&mut self) -> Vec<String> {
         let mut faults = Vec::new();
         if let Some(status) = self.replica.ended() {
             return vec![format!("the replica ended: {status}")];

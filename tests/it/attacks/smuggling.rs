@@ -1,7 +1,10 @@
 //! Requests that two parsers read as two different things. Whoever passes one on smuggles; so each is refused, in clear text
 //! and in a tunnel, and what is passed on has one form.
 
-use super::{Reply, Row, Scene, arrived, both, get, post, request, row};
+use std::{net::Shutdown, time::Duration};
+
+use super::{BOTH, Reply, Row, Scene, arrived, both, get, post, request, row};
+use crate::bed::scripted::Step;
 
 fn bad(id: &'static str, what: &str, sends: impl AsRef<[u8]>) -> Row {
     row(id, what, sends, Reply::Ends(400, "http_request_error"))
@@ -570,4 +573,45 @@ fn chunks_that_parsers_differ_about_are_refused_and_what_passes_has_one_form() {
     let mut rows = both(chunks());
     rows.extend(both(passed()));
     Scene::new().play(&rows);
+}
+
+#[test]
+fn a_body_that_stops_short_ends_at_the_origin_as_it_came_and_not_as_a_whole() {
+    // D10
+    let mut scene = Scene::new();
+    for way in BOTH {
+        let asked = row(
+            "D10",
+            "a body shorter than its length",
+            post("Content-Length: 50\r\n", "hello"),
+            Reply::Broken,
+        )
+        .way(way);
+        let origin = if way == BOTH[0] {
+            &scene.clear
+        } else {
+            &scene.tls
+        };
+        origin.script("/short?key=s3cret-query", vec![Step::Hear(b"never")]);
+        let mut session = scene.open(way).expect("an ordinary tunnel");
+        session
+            .send(&asked.fill(&asked.sends, "short"))
+            .expect("the proxy reads");
+        let begun = origin.await_asked("/short?key=s3cret-query");
+        session
+            .socket()
+            .shutdown(Shutdown::Write)
+            .expect("a socket");
+        origin.await_end(begun.connection);
+        let heard = origin.heard_text(begun.connection);
+        assert!(heard.ends_with("\r\n\r\nhello"), "{heard}");
+        let answer = session.hear(17, Duration::from_secs(5));
+        assert!(
+            answer.is_empty() || answer.starts_with(b"HTTP/1.1 400 "),
+            "{:?}",
+            String::from_utf8_lossy(&answer)
+        );
+    }
+    let faults = scene.aftermath();
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
