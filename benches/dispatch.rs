@@ -24,6 +24,7 @@ use paceline::{
         alarm::Alarm,
         lane::{Call, Lane, Name},
         pacer::{Arrival, Settings},
+        throttle::Rules,
         time::{LocalTime, MILLISECOND, Nanos, SECOND, nanos},
     },
     store::Store,
@@ -145,12 +146,14 @@ async fn lanes_at(interval: Nanos, lanes: u64) -> Vec<Nanos> {
                 destination: "bench".into(),
                 cursor: format!("{n}"),
                 key: format!("bench:{n}"),
+                throttle_key: format!("throttle:{n}"),
                 ceiling: 1e6,
             },
-            settings,
+            (settings, Rules::default()),
             Store::Memory,
             alarm.clone(),
             voided.clone(),
+            None,
         );
         for client in 0..CALLERS {
             callers.push(tokio::spawn(call(lane.clone(), client, end)));

@@ -24,6 +24,7 @@ use paceline::{
         cursor::{Ask, horizon},
         lane::{Call, Lane, Name},
         pacer::{Arrival, Settings},
+        throttle::{NO_ROW, Rules},
         time::{LocalTime, Nanos, SECOND, nanos, seconds},
     },
     store::{
@@ -58,6 +59,8 @@ mod bed {
 use bed::{await_until::await_until, postgres::Postgres};
 
 const TABLE: &str = "shared_cache";
+/// A throttle's row that nobody writes, and the word of a row that is not there.
+const THROTTLE: (&str, &str) = ("throttle:bench", NO_ROW);
 /// 7 requests a second.
 const INTERVAL: Nanos = 142_857_143;
 /// Pairs of `SELECT 1` and a reservation; and those before them, which warm the caches.
@@ -203,7 +206,10 @@ async fn cost(session: &Session) -> Cost {
         let began = Instant::now();
         session.client.query_one(&select, &[]).await.expect("a row");
         let between = Instant::now();
-        session.reserve("bench:cost", &ask).await.expect("a slot");
+        session
+            .reserve("bench:cost", THROTTLE, &ask)
+            .await
+            .expect("a slot");
         if n >= WARM_UP {
             selects.push(between - began);
             reserves.push(between.elapsed());
@@ -239,7 +245,7 @@ fn hot_updates(postgres: &Postgres) -> (i64, i64) {
     runtime().block_on(async {
         for _ in 0..HOT_UPDATES {
             session
-                .reserve("bench:cost", &ask(1, 1_000))
+                .reserve("bench:cost", THROTTLE, &ask(1, 1_000))
                 .await
                 .expect("a slot");
         }
@@ -258,8 +264,9 @@ fn by_one_caller(url: &str, slots: u32) -> f64 {
     let mut taken = 0.0;
     runtime().block_on(async {
         while began.elapsed() < THROUGHPUT_TIME {
-            let asked = session.reserve("bench:rate", &ask(slots, 1_000)).await;
-            taken += f64::from(asked.expect("slots").slots);
+            let ask = ask(slots, 1_000);
+            let reply = session.reserve("bench:rate", THROTTLE, &ask).await;
+            taken += f64::from(reply.expect("a reply").granted.expect("slots").slots);
         }
     });
     taken / began.elapsed().as_secs_f64()
@@ -292,12 +299,14 @@ async fn by_joined_callers(url: &str, callers: u64) -> (f64, f64) {
             destination: "bench".into(),
             cursor: "lane".into(),
             key: "bench:lane".into(),
+            throttle_key: THROTTLE.0.into(),
             ceiling: 1e6,
         },
-        settings,
+        (settings, Rules::default()),
         Store::Postgres(store),
         alarm,
         voided,
+        None,
     );
     let used = Arc::new(AtomicU64::new(0));
     let began = LocalTime::now();

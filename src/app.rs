@@ -1,7 +1,10 @@
 //! All wiring: the parts are made in order, everything is bound before anything is served, and the value that comes
 //! back knows where.
 
+pub mod reload;
+
 use std::{
+    collections::BTreeMap,
     net::SocketAddr,
     path::PathBuf,
     sync::Arc,
@@ -11,19 +14,22 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use tokio::net::TcpListener;
 
+use self::reload::Reload;
 use crate::{
     admin::{self, Admin},
     authority::HostPattern,
     ca::{self, Constraints, Issuer, Leaves},
     cli::env::Worker,
-    config::{Config, TlsMode, host_name},
+    config::{self, Config, TlsMode, host_name},
     destination::{Destinations, Ground},
-    drain::{self, Drain, Signal},
+    drain::{self, Drain, Hangups, Signal},
     listener,
     metrics::Metrics,
     pacing::alarm::Alarm,
     policy::Reach,
     proxy::{Proxy, auth::Credentials},
+    rules::{InForce, Rules},
+    service,
     store::{Store, postgres::Postgres},
     upstream::Upstream,
 };
@@ -45,9 +51,10 @@ pub struct App {
     admin_listener: TcpListener,
     proxy: Arc<Proxy>,
     admin: Arc<Admin>,
+    reach: Reach,
+    hangups: Hangups,
     drain: Drain,
     signal: Signal,
-    patience: Duration,
     ca_dir: PathBuf,
 }
 
@@ -66,12 +73,14 @@ impl App {
     /// # Errors
     /// Anything that keeps the replica from serving, with what to change.
     pub async fn new(config: Config) -> Result<App> {
+        let hangups = Hangups::listen()?;
         if let Some(line) = opaque(&config) {
             bail!(line);
         }
-        let leaves = certificates(&config)?;
+        let leaves = Arc::new(certificates(&config)?);
         let metrics = Metrics::new();
         metrics.ca_expiry(since_epoch(leaves.issuer().not_after()));
+        metrics.reloaded(Some(since_epoch(SystemTime::now())));
         let reach = Reach::new(&config.proxy.allow_upstreams);
         let upstream =
             Upstream::new(&config.upstream, reach.clone()).map_err(anyhow::Error::msg)?;
@@ -83,8 +92,7 @@ impl App {
         let store = match &config.store {
             None => Store::Memory,
             Some(settings) => {
-                let ceiling = |d: &crate::config::Destination| (d.name.clone(), d.rate.per_second);
-                let ceilings = config.destinations.iter().map(ceiling).collect();
+                let ceilings = ceilings(&config.destinations);
                 Store::Postgres(Postgres::start(settings, ceilings, metrics.clone())?)
             }
         };
@@ -104,22 +112,26 @@ impl App {
             metrics: metrics.clone(),
             max_replicas: config.store.as_ref().map_or(1, |s| s.max_replicas),
         };
+        let ca_dir = config.ca.dir.clone();
+        let credentials = config.proxy.auth.as_ref();
+        let credentials = credentials.map(|auth| Arc::new(Credentials::new(auth, None)));
         let proxy = Arc::new(Proxy {
-            destinations: Destinations::new(&config.destinations, &ground),
+            in_force: InForce::new(Rules {
+                destinations: Destinations::new(&config.destinations, &ground),
+                leaves,
+                credentials,
+                config,
+            }),
             upstream,
-            leaves,
-            credentials: config.proxy.auth.as_ref().map(Credentials::new),
             metrics,
             untrusting: Default::default(),
             client_keys: Default::default(),
-            settings: config.proxy.clone(),
         });
         let (drain, signal) = Drain::new();
         let admin = Arc::new(Admin {
             proxy: proxy.clone(),
             store,
             draining: drain.flag(),
-            token: config.admin.token,
         });
         Ok(App {
             proxy_address,
@@ -128,10 +140,11 @@ impl App {
             admin_listener,
             proxy,
             admin,
+            reach,
+            hangups,
             drain,
             signal,
-            patience: config.proxy.drain,
-            ca_dir: config.ca.dir,
+            ca_dir,
         })
     }
 
@@ -143,36 +156,54 @@ impl App {
         let bundle = ca::write_bundle(&self.ca_dir)?;
         Ok(crate::cli::env::exports(Worker {
             listen: self.proxy_address,
-            credentials: self.proxy.credentials.is_some(),
+            credentials: self.proxy.in_force.now().credentials.is_some(),
             host_name: &host_name(),
             bundle: &bundle,
         }))
     }
 
-    /// Serves until asked to stop, then finishes what is under way. A second request to stop ends it at once.
+    /// Serves until asked to stop, then finishes what is under way. A second request to stop ends it at once. The
+    /// configuration is read again, with the variables of `env`, at each SIGHUP.
     ///
     /// # Errors
     /// The signal handlers cannot be installed.
-    pub async fn run(self) -> Result<()> {
+    pub async fn run(self, env: fn(&str) -> Option<String>) -> Result<()> {
+        let serving_at = format!(
+            "proxy on {}, admin on {}",
+            self.proxy_address, self.admin_address
+        );
         let App {
             proxy_listener,
             admin_listener,
             proxy,
             admin,
+            reach,
+            hangups,
             drain,
             signal,
-            patience,
             ..
         } = self;
         let stop = drain::asked_to_stop()?;
-        drain::outlive_hangups()?;
         let (store, metrics) = (admin.store.clone(), proxy.metrics.clone());
         // The admin listener serves to the end: it must tell that the replica drains.
         tokio::spawn(admin::run(admin_listener, admin));
-        let serving = tokio::spawn(listener::run(proxy_listener, proxy, signal));
+        let reload = Reload {
+            proxy: proxy.clone(),
+            store: store.clone(),
+            reach,
+            env,
+            serving_at: serving_at.clone(),
+        };
+        let reloading = tokio::spawn(reload.run(hangups));
+        let serving = tokio::spawn(listener::run(proxy_listener, proxy.clone(), signal));
+        service::keep_watch();
+        service::ready(&serving_at);
         let why = stop.await;
+        let patience = proxy.in_force.now().settings().drain;
+        service::stopping(patience);
         let stop_again = drain::asked_to_stop()?;
         drain.start();
+        reloading.abort();
         let _ = serving.await;
         tracing::info!(
             signal = why,
@@ -219,10 +250,7 @@ fn certificates(config: &Config) -> Result<Leaves> {
         }
     }
     let issuer = Arc::new(Issuer::load(&config.ca.dir)?);
-    for line in uncovered(config, &issuer)
-        .iter()
-        .chain(&without_effect(config))
-    {
+    for line in uncovered(config, &issuer) {
         tracing::warn!("{line}");
     }
     Ok(Leaves::new(issuer)?)
@@ -240,35 +268,12 @@ pub fn opaque(config: &Config) -> Option<String> {
     ))
 }
 
-/// A line for each setting that is understood but not yet acted on: silence would be taken for consent.
-pub fn without_effect(config: &Config) -> Vec<String> {
-    let mut lines = Vec::new();
-    if !config.proxy.proxy_protocol_from.is_empty() {
-        lines.push("proxy.proxy_protocol_from has no effect in this version; leave it empty, and send no PROXY headers".to_owned());
-    }
-    for d in &config.destinations {
-        if !d.lockout_status.is_empty() {
-            lines.push(format!(
-                "destination {}: lockout_status has no effect in this version",
-                d.name
-            ));
-        }
-        if d.retry_throttled > 0 {
-            lines.push(format!(
-                "destination {}: retry_throttled has no effect in this version",
-                d.name
-            ));
-        }
-    }
-    lines
-}
-
 /// A line for each destination whose hosts the issuer may not sign for.
 pub fn uncovered(config: &Config, issuer: &Issuer) -> Vec<String> {
-    let lacks = |d: &&crate::config::Destination| {
+    let lacks = |d: &&config::Destination| {
         d.tls == TlsMode::Intercept && !issuer.covers_all(&Constraints::permitting(&d.hosts))
     };
-    let line = |d: &crate::config::Destination| {
+    let line = |d: &config::Destination| {
         format!(
             "destination {} is not covered by the CA's name constraints; run `paceline ca init`, which leaves the root as it is",
             d.name
@@ -281,6 +286,12 @@ fn bind(address: SocketAddr, key: &str) -> Result<TcpListener> {
     listener::bind(address).with_context(|| {
         format!("{key}: cannot listen on {address}; stop what uses it or choose another")
     })
+}
+
+/// The ceilings by destination, in requests per second, for the other replicas to know.
+fn ceilings(destinations: &[config::Destination]) -> BTreeMap<String, f64> {
+    let ceiling = |d: &config::Destination| (d.name.clone(), d.rate.per_second);
+    destinations.iter().map(ceiling).collect()
 }
 
 fn since_epoch(at: SystemTime) -> f64 {

@@ -1,17 +1,29 @@
-//! The destinations in force: which one governs a host, and each one's lanes and figures.
+//! One destination at work: its lanes, its figures, and what answers mean to it.
+//!
+//! Which destination governs a host is in `destination/governing.rs`, what an operator can do to one in
+//! `destination/operate.rs`.
+
+mod governing;
+mod operate;
 
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
+    time::Duration,
 };
 
+use http::{HeaderMap, Request, StatusCode};
+use sha2::{Digest, Sha256};
+
+pub use self::governing::Destinations;
 use crate::{
-    authority::{Host, HostPattern},
+    authority::Host,
     config::{self, Scope},
     error::Error,
+    headers,
     metrics::{DestinationFigures, Metrics, Mode, Standing},
     pacing::{
         alarm::Alarm,
@@ -19,24 +31,20 @@ use crate::{
         lane::{Departure, Lane, Name},
         observed::Observed,
         pacer::{Cause, Refusal, Settings},
+        throttle::{self, Regime, Rules, tracker::Event},
         time::{LocalTime, Nanos, SECOND, nanos, seconds},
     },
     store::{Store, memory},
+    upstream::Target,
 };
 
 /// Requests that may wait for one cursor in one replica.
 const QUEUE_LIMIT: usize = 10_000;
 /// Hosts that may have cursors of their own at once, for one destination in one replica.
 const LANE_LIMIT: usize = 10_000;
-
-/// All destinations, by the hosts that they govern.
-#[derive(Debug)]
-pub struct Destinations {
-    all: Vec<Arc<Destination>>,
-    exact: HashMap<Host, usize>,
-    /// By the part behind `*.`.
-    below: HashMap<Arc<str>, usize>,
-}
+/// An answer that slows everybody down is passed on when the others can know of it, or after this long: whoever has
+/// seen it finds every replica slowed down.
+const TOLD_WITHIN: Duration = Duration::from_millis(500);
 
 /// What destinations have in common.
 #[derive(Clone, Debug)]
@@ -51,66 +59,14 @@ pub struct Ground {
     pub max_replicas: u32,
 }
 
-impl Destinations {
-    /// Puts the configured destinations on common ground.
-    pub fn new(configured: &[config::Destination], ground: &Ground) -> Self {
-        let mut found = Destinations {
-            all: Vec::new(),
-            exact: HashMap::new(),
-            below: HashMap::new(),
-        };
-        for (at, destination) in configured.iter().enumerate() {
-            for pattern in &destination.hosts {
-                found.claim(pattern, at);
-            }
-            found.all.push(Arc::new(Destination::new(
-                destination.clone(),
-                ground.clone(),
-            )));
-        }
-        found
-    }
-
-    fn claim(&mut self, pattern: &HostPattern, at: usize) {
-        // The first in the file governs; the configuration has refused two that claim the same host.
-        match pattern.as_constraint_base() {
-            Host::Name(base) if !pattern.matches(pattern.as_constraint_base()) => {
-                self.below.entry(base.clone()).or_insert(at);
-            }
-            host => {
-                self.exact.entry(host.clone()).or_insert(at);
-            }
-        }
-    }
-
-    /// The destination that governs `host`.
-    pub fn governing(&self, host: &Host) -> Option<&Arc<Destination>> {
-        let at = self.exact.get(host).copied().or_else(|| {
-            let Host::Name(name) = host else { return None };
-            let mut rest: &str = name;
-            while let Some((_, parent)) = rest.split_once('.') {
-                if let Some(at) = self.below.get(parent) {
-                    return Some(*at);
-                }
-                rest = parent;
-            }
-            None
-        });
-        self.all.get(at?)
-    }
-
-    /// All of them, in the order of the configuration.
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<Destination>> {
-        self.all.iter()
-    }
-}
-
 /// One destination at work.
 #[derive(Debug)]
 pub struct Destination {
-    config: config::Destination,
+    config: RwLock<Arc<config::Destination>>,
     figures: DestinationFigures,
     ground: Ground,
+    /// The lane of the destination's own cursor; with a cursor per host it paces nobody, and its pauses are everybody's.
+    whole: Option<Arc<Lane>>,
     lanes: Mutex<HashMap<Option<Host>, Arc<Lane>>>,
     observed: Mutex<Observed>,
     voided: Arc<AtomicU64>,
@@ -121,26 +77,59 @@ pub struct Destination {
 
 impl Destination {
     fn new(config: config::Destination, ground: Ground) -> Self {
-        let mode = match (&ground.store, config.dry_run) {
-            (_, true) => Mode::DryRun,
-            (Store::Memory, _) => Mode::Embedded,
-            (Store::Postgres(_), _) => Mode::Shared,
+        let mode = match &ground.store {
+            Store::Memory => Mode::Embedded,
+            Store::Postgres(_) => Mode::Shared,
         };
-        Destination {
+        let mut destination = Destination {
             figures: ground.metrics.destination(&config.name, mode),
-            config,
+            config: RwLock::new(Arc::new(config)),
             ground,
+            whole: None,
             lanes: Mutex::default(),
             observed: Mutex::default(),
             voided: Arc::default(),
             voided_seen: AtomicU64::new(0),
             imagined: Mutex::default(),
+        };
+        // Made before the first request, so that a replica without any knows of a lockout too.
+        if let Ok(whole) = destination.make_lane(None) {
+            whole.watch_row();
+            if destination.config().scope == Scope::Destination {
+                destination.lanes().insert(None, whole.clone());
+            }
+            destination.whole = Some(whole);
+        }
+        destination
+    }
+
+    /// As it is configured at the moment.
+    pub fn config(&self) -> Arc<config::Destination> {
+        self.config
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    fn name(&self) -> &str {
+        self.figures.name()
+    }
+
+    /// Adopts other settings under the same name; what waits is paced by them from its next slot on.
+    fn reconfigure(&self, config: config::Destination) {
+        let ceiling = config.rate.per_second;
+        *self.config.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
+        let all = (self.settings(), self.rules());
+        for lane in self.lanes().values().chain(&self.whole) {
+            lane.reconfigure(all, ceiling);
         }
     }
 
-    /// As it was configured.
-    pub fn config(&self) -> &config::Destination {
-        &self.config
+    /// Whether nothing would be lost by forgetting it.
+    fn is_forgettable(&self) -> bool {
+        let lanes = self.lanes();
+        let mut all = lanes.values().chain(&self.whole);
+        all.all(|lane| lane.is_forgettable())
     }
 
     /// Its counters.
@@ -153,8 +142,9 @@ impl Destination {
     /// # Errors
     /// Too many hosts have cursors of their own, and none of them can be forgotten.
     pub fn lane(&self, host: &Host) -> Result<Arc<Lane>, Error> {
-        let key = (self.config.scope == Scope::Host).then(|| host.clone());
-        let mut lanes = self.lanes.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut lanes = self.lanes();
+        // Read under the lock, so that a lane which is made now has the settings that a reload gives the others.
+        let key = (self.config().scope == Scope::Host).then(|| host.clone());
         if let Some(lane) = lanes.get(&key) {
             return Ok(lane.clone());
         }
@@ -167,29 +157,42 @@ impl Destination {
                 }));
             }
         }
-        let lane = Lane::new(
-            self.name(key.as_ref())?,
-            self.settings(),
-            self.ground.store.clone(),
-            self.ground.alarm.clone(),
-            self.voided.clone(),
-        );
+        // Where each host had a cursor until a reload, the destination's own lane has paced nobody yet.
+        let lane = match &self.whole {
+            Some(whole) if key.is_none() => whole.clone(),
+            _ => self.make_lane(key.as_ref())?,
+        };
         lanes.insert(key, lane.clone());
         Ok(lane)
     }
 
+    fn lanes(&self) -> MutexGuard<'_, HashMap<Option<Host>, Arc<Lane>>> {
+        self.lanes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn make_lane(&self, host: Option<&Host>) -> Result<Arc<Lane>, Error> {
+        Ok(Lane::new(
+            self.cursor(host)?,
+            (self.settings(), self.rules()),
+            self.ground.store.clone(),
+            self.ground.alarm.clone(),
+            self.voided.clone(),
+            self.whole.clone().filter(|_| host.is_some()),
+        ))
+    }
+
     /// The cursor's name, and the key of its row: the destination's name, and with `scope = "host"` the host behind a
     /// slash.
-    fn name(&self, host: Option<&Host>) -> Result<Name, Error> {
+    fn cursor(&self, host: Option<&Host>) -> Result<Name, Error> {
         let cursor = match host {
-            None => self.config.name.clone(),
-            Some(host) => format!("{}/{host}", self.config.name),
+            None => self.name().to_owned(),
+            Some(host) => format!("{}/{host}", self.name()),
         };
-        let key = match &self.ground.store {
-            Store::Memory => cursor.clone(),
-            Store::Postgres(store) => store.key(&cursor),
+        let (key, throttle_key) = match &self.ground.store {
+            Store::Memory => (cursor.clone(), cursor.clone()),
+            Store::Postgres(store) => (store.key(&cursor), store.throttle_key(&cursor)),
         };
-        if key.len() > config::KEY_LIMIT {
+        if throttle_key.chars().count() > config::KEY_LIMIT {
             return Err(Error::Malformed(
                 "the host name is too long for the store; shorten key_prefix or the destination's name",
             ));
@@ -198,21 +201,31 @@ impl Destination {
             destination: self.figures.name().clone(),
             cursor,
             key,
-            ceiling: self.config.rate.per_second,
+            throttle_key,
+            ceiling: self.config().rate.per_second,
         })
     }
 
     fn settings(&self) -> Settings {
         Settings {
             interval: self.interval(),
-            max_in_flight: self.config.max_in_flight,
+            max_in_flight: self.config().max_in_flight,
             queue_limit: QUEUE_LIMIT,
             max_replicas: self.ground.max_replicas,
         }
     }
 
+    fn rules(&self) -> Rules {
+        Rules {
+            recovery_after: self.config().recovery_after,
+            lockout_after: self.config().lockout_after,
+            lockout_for: nanos(self.config().lockout_for),
+            retry_after_cap: nanos(self.config().retry_after_cap),
+        }
+    }
+
     fn interval(&self) -> Nanos {
-        Nanos::try_from(self.config.rate.interval_nanos()).unwrap_or(Nanos::MAX)
+        Nanos::try_from(self.config().rate.interval_nanos()).unwrap_or(Nanos::MAX)
     }
 
     /// A request that arrived at `arrived` went out in a slot.
@@ -230,6 +243,73 @@ impl Destination {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .dispatched(departure.at());
+    }
+
+    /// The URL of a request, where lockouts are told by it; else nothing is put together.
+    pub fn url_of<B>(&self, request: &Request<B>, target: &Target) -> String {
+        if self.config().lockout_status.is_empty() {
+            return String::new();
+        }
+        let path = request.uri().path_and_query().map_or("/", |p| p.as_str());
+        format!("{}://{}{path}", target.scheme.as_str(), target.authority)
+    }
+
+    /// What an answer says about the pace.
+    pub fn verdict(&self, status: StatusCode, headers: &HeaderMap) -> Verdict {
+        if self.config().throttle_status.contains(&status) {
+            return Verdict::Throttled(headers::retry_after(headers).map(nanos));
+        }
+        if self.config().lockout_status.contains(&status) {
+            return Verdict::Forbidden(status);
+        }
+        Verdict::Clean
+    }
+
+    /// Takes an answer to heart. Resolves when the others can know of it too.
+    pub async fn heed(&self, departure: &Departure, verdict: Verdict, url: &str) {
+        let (lane, episode) = (departure.lane(), departure.episode());
+        let event = match verdict {
+            Verdict::Clean if !lane.is_widened() => return,
+            Verdict::Clean => {
+                lane.apply(Event::Clean { episode });
+                return;
+            }
+            Verdict::Throttled(retry_after) => Event::Throttled {
+                episode,
+                retry_after,
+            },
+            Verdict::Forbidden(status) => Event::Forbidden {
+                url: hash(url),
+                status: status.as_u16(),
+            },
+        };
+        if lane.apply(event) {
+            self.tell_regime(lane, verdict);
+        }
+        let _ = tokio::time::timeout(TOLD_WITHIN, lane.settled()).await;
+    }
+
+    /// One line for each change of the regime that an answer brought about.
+    fn tell_regime(&self, lane: &Lane, verdict: Verdict) {
+        let (regime, now) = (lane.regime(), LocalTime::now());
+        let (cursor, multiplier) = (lane.cursor(), regime.multiplier);
+        let rest_s = regime.halt.map(|h| seconds(h.until.since(now)).ceil());
+        match (verdict, regime.halt.map(|h| h.cause)) {
+            (Verdict::Forbidden(_), Some(throttle::Cause::Lockout(status))) => tracing::warn!(
+                cursor,
+                status,
+                rest_s,
+                "locked out: the destination forbids what we ask for; its requests are refused until then, or until `paceline unlock {}`",
+                self.config().name
+            ),
+            (Verdict::Throttled(_), _) => tracing::warn!(
+                cursor,
+                multiplier,
+                rest_s,
+                "throttled: the destination asks for less; the interval is multiplied, for all replicas"
+            ),
+            _ => {}
+        }
     }
 
     /// A request goes out without a slot; what it would have waited for is recorded, unless it would have been refused.
@@ -262,34 +342,38 @@ impl Destination {
         let voided = self.voided.load(Relaxed);
         let before = self.voided_seen.swap(voided, Relaxed);
         self.figures.voided(voided.saturating_sub(before));
-        let lanes: Vec<_> = self
-            .lanes
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .values()
-            .cloned()
-            .collect();
+        let lanes: Vec<_> = self.lanes().values().cloned().collect();
+        let regime = self.regime(&lanes);
+        let ceiling = self.config().rate.per_second;
         let observed = self.observed.lock().unwrap_or_else(PoisonError::into_inner);
         let own = Standing {
-            ceiling: self.config.rate.per_second,
-            effective: self.config.rate.per_second,
+            ceiling,
+            effective: ceiling,
             observed: observed.rate(now),
             busiest: observed.busiest_second(now),
             smallest_gap: observed.smallest_gap(now),
             waiting: lanes.iter().map(|l| l.waiting()).sum(),
             disagreement: false,
+            regime,
             cluster_dispatches: observed.total(),
             cluster_observed: observed.rate(now),
             cluster_busiest: observed.busiest_second(now) as u64,
         };
+        let part = match regime.halt {
+            Some(_) => 0.0,
+            None => 1.0 / f64::from(regime.multiplier),
+        };
         let Store::Postgres(store) = &self.ground.store else {
-            return own;
+            return Standing {
+                effective: own.effective * part,
+                ..own
+            };
         };
         let membership = store.membership();
-        let (effective, disagreement) = membership.agreed(&self.config.name, own.ceiling, now);
-        let cluster = membership.figures(&self.config.name, now);
+        let (effective, disagreement) = membership.agreed(self.name(), own.ceiling, now);
+        let cluster = membership.figures(self.name(), now);
         Standing {
-            effective: effective * membership.part(&self.config.name, now),
+            effective: effective * part * membership.part(self.name(), now),
             disagreement,
             cluster_dispatches: cluster.dispatches,
             cluster_observed: cluster.observed,
@@ -297,4 +381,39 @@ impl Destination {
             ..own
         }
     }
+
+    /// The regime of its cursor; where each host has one, the widest, and any halt.
+    fn regime(&self, lanes: &[Arc<Lane>]) -> Regime {
+        let all = lanes.iter().chain(&self.whole).map(|lane| lane.regime());
+        all.fold(Regime::default(), |a, b| Regime {
+            multiplier: a.multiplier.max(b.multiplier),
+            halt: a.halt.or(b.halt),
+        })
+    }
+}
+
+/// What an answer says about the pace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Nothing against it.
+    Clean,
+    /// It is too fast, and how long to wait.
+    Throttled(Option<Nanos>),
+    /// It is not wanted, by this status.
+    Forbidden(StatusCode),
+}
+
+impl Verdict {
+    /// Whether the request was sent too soon.
+    pub fn is_throttled(self) -> bool {
+        matches!(self, Verdict::Throttled(_))
+    }
+}
+
+/// The same for all replicas, and not to be turned back into a URL.
+fn hash(url: &str) -> u64 {
+    let digest: [u8; 32] = Sha256::digest(url).into();
+    u64::from_be_bytes([
+        digest[0], digest[1], digest[2], digest[3], digest[4], digest[5], digest[6], digest[7],
+    ])
 }

@@ -8,10 +8,19 @@ pub mod framing;
 pub mod socket;
 pub mod watched;
 
-use std::{convert::Infallible, pin::Pin, sync::Arc, task::Poll, time::Duration};
+use std::{
+    convert::Infallible,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    task::Poll,
+    time::Duration,
+};
 
 use bytes::Bytes;
-use http::StatusCode;
+use http::{HeaderValue, StatusCode, header::CONNECTION};
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
 use tokio::{
@@ -32,6 +41,11 @@ const IDLE_DEADLINE: Duration = Duration::from_secs(600);
 
 /// A client that takes none of its answer for this long is given up.
 const BLOCKED_DEADLINE: Duration = Duration::from_secs(60);
+/// A drain leaves a connection on which nothing is being answered this long: a request may be on its way, and its answer
+/// announces the end, while the codec would end the connection under it.
+const LAST_REQUEST: Duration = Duration::from_secs(1);
+/// How often such a connection is looked at.
+const LOOK_FOR_LAST: Duration = Duration::from_millis(10);
 /// How often a client is looked for whose bytes are not being read.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
@@ -62,16 +76,22 @@ where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let watch = Watch::new();
+    let leaving = Arc::new(AtomicBool::new(false));
     let service = {
         let (downstream, watch) = (downstream.clone(), watch.clone());
+        let leaving = leaving.clone();
         service_fn(move |request| {
             let (busy, verdict) = watch.begin();
             let answer = downstream.clone().serve(request, verdict);
-            let watch = watch.clone();
+            let (downstream, watch) = (downstream.clone(), watch.clone());
+            let leaving = leaving.clone();
             async move {
                 let mut answer = answer.await?;
                 if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
                     watch.switched();
+                } else if leaving.load(Relaxed) && !downstream.has_promise() {
+                    let close = HeaderValue::from_static("close");
+                    answer.headers_mut().insert(CONNECTION, close);
                 }
                 answer.body_mut().keep(busy);
                 Ok::<_, Infallible>(answer)
@@ -88,8 +108,20 @@ where
         .serve_connection(TokioIo::new(Watched::new(stream, watch.clone())), service);
     let (mut seen, mut since) = ((Phase::New, 0, false), Instant::now());
     let (mut draining, mut looking) = (false, false);
+    // The inside of a tunnel ends, once it is idle, when the rules no longer allow what it was opened for.
+    let outlived = async {
+        match downstream.opened() {
+            Some(tunnel) => {
+                let proxy = &downstream.proxy;
+                proxy.in_force.outlived(&tunnel, &proxy.upstream).await;
+            }
+            None => std::future::pending().await,
+        }
+    };
+    let mut outlived = std::pin::pin!(outlived);
     // Looked at from time to time only: setting a timer anew for each request would cost more than it is worth.
     let mut round = std::pin::pin!(sleep(HEAD_DEADLINE));
+    let mut leave = std::pin::pin!(time_to_leave(&mut drain, &watch, &leaving));
     loop {
         let step = std::future::poll_fn(|cx| match Pin::new(&mut connection).poll(cx) {
             Poll::Ready(end) => Poll::Ready(Step::Ended(end)),
@@ -116,7 +148,11 @@ where
                 }
                 Step::Look => looking = true,
             },
-            () = drain.started(), if !draining => {
+            () = leave.as_mut(), if !draining => {
+                draining = true;
+                Pin::new(&mut connection).graceful_shutdown();
+            }
+            () = outlived.as_mut(), if !draining => {
                 draining = true;
                 Pin::new(&mut connection).graceful_shutdown();
             }
@@ -152,6 +188,16 @@ where
                 }
             }
         }
+    }
+}
+
+/// Resolves when the codec may be told to finish.
+async fn time_to_leave(drain: &mut Signal, watch: &Watch, leaving: &AtomicBool) {
+    drain.started().await;
+    leaving.store(true, Relaxed);
+    let end = Instant::now() + LAST_REQUEST;
+    while watch.phase() != Phase::Busy && Instant::now() < end {
+        sleep(LOOK_FOR_LAST).await;
     }
 }
 

@@ -16,6 +16,8 @@ pub enum Error {
     // The client's doing.
     /// The client's address is not in `allow_clients`.
     ClientDenied,
+    /// The peer has to send a PROXY header, and sent none, or a broken one.
+    ProxyHeader,
     /// Credentials are missing or wrong.
     CredentialsNeeded,
     /// The request is malformed, or its framing ambiguous.
@@ -36,6 +38,8 @@ pub enum Error {
     PortDenied,
     /// The address is private, loopback or otherwise not for fetching.
     AddressDenied,
+    /// The user of this tunnel is gone, or has other credentials by now.
+    Withdrawn,
     /// The request came by way of this proxy already, or is for it.
     Loop,
     // The pace.
@@ -75,17 +79,21 @@ impl Error {
     /// The status; `refusal` is the configured one for a wait that is too long.
     pub fn status(&self, refusal: StatusCode) -> StatusCode {
         match self {
-            Error::ClientDenied | Error::HostDenied | Error::PortDenied | Error::AddressDenied => {
-                StatusCode::FORBIDDEN
-            }
+            Error::ClientDenied
+            | Error::HostDenied
+            | Error::PortDenied
+            | Error::AddressDenied
+            | Error::Withdrawn => StatusCode::FORBIDDEN,
             Error::CredentialsNeeded => StatusCode::PROXY_AUTHENTICATION_REQUIRED,
-            Error::Malformed(_) | Error::TlsToPlainPort => StatusCode::BAD_REQUEST,
+            Error::Malformed(_) | Error::ProxyHeader | Error::TlsToPlainPort => {
+                StatusCode::BAD_REQUEST
+            }
             Error::TargetTooLong => StatusCode::URI_TOO_LONG,
             Error::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Error::UnknownCoding => StatusCode::NOT_IMPLEMENTED,
             Error::Misdirected => StatusCode::MISDIRECTED_REQUEST,
             Error::Paced(Refusal {
-                cause: Cause::StoreAway,
+                cause: Cause::StoreAway | Cause::LockedOut(_) | Cause::Paused,
                 ..
             }) => StatusCode::SERVICE_UNAVAILABLE,
             Error::Paced(_) => refusal,
@@ -111,17 +119,19 @@ impl Error {
             Error::ClientDenied
             | Error::HostDenied
             | Error::PortDenied
+            | Error::Withdrawn
             | Error::CredentialsNeeded => "http_request_denied",
             Error::AddressDenied => "destination_ip_prohibited",
             Error::Malformed(_)
             | Error::TlsToPlainPort
+            | Error::ProxyHeader
             | Error::TargetTooLong
             | Error::HeadTooLarge
             | Error::UnknownCoding
             | Error::Misdirected => "http_request_error",
             Error::Loop => "proxy_loop_detected",
             Error::Paced(Refusal {
-                cause: Cause::StoreAway,
+                cause: Cause::StoreAway | Cause::LockedOut(_) | Cause::Paused,
                 ..
             })
             | Error::Draining => "destination_unavailable",
@@ -144,6 +154,7 @@ impl Error {
     pub fn reason(&self) -> &'static str {
         match self {
             Error::ClientDenied => "client_denied",
+            Error::ProxyHeader => "proxy_header",
             Error::CredentialsNeeded => "credentials_needed",
             Error::Malformed(_) => "malformed",
             Error::TlsToPlainPort => "tls_to_plain_port",
@@ -154,6 +165,7 @@ impl Error {
             Error::HostDenied => "host_denied",
             Error::PortDenied => "port_denied",
             Error::AddressDenied => "address_denied",
+            Error::Withdrawn => "withdrawn",
             Error::Loop => "loop",
             Error::Paced(Refusal {
                 cause: Cause::WaitTooLong,
@@ -167,6 +179,14 @@ impl Error {
                 cause: Cause::StoreAway,
                 ..
             }) => "store_away",
+            Error::Paced(Refusal {
+                cause: Cause::LockedOut(_),
+                ..
+            }) => "locked_out",
+            Error::Paced(Refusal {
+                cause: Cause::Paused,
+                ..
+            }) => "paused",
             Error::Draining => "draining",
             Error::Connections => "connections",
             Error::Dns => "dns",
@@ -189,6 +209,7 @@ impl Error {
             Error::ClientDenied => {
                 "this client address may not use the proxy; add it to allow_clients"
             }
+            Error::ProxyHeader => "the PROXY header is missing or broken; see proxy_protocol_from",
             Error::CredentialsNeeded => "send proxy credentials (Basic) of a user in [proxy.auth]",
             Error::Malformed(what) => what,
             Error::TlsToPlainPort => {
@@ -207,6 +228,9 @@ impl Error {
             }
             Error::PortDenied => "this port may not be reached; add it to connect_ports",
             Error::AddressDenied => "this address is not public; add it to allow_upstreams",
+            Error::Withdrawn => {
+                "the credentials of this tunnel are no longer valid; open one with new ones"
+            }
             Error::Loop => {
                 "the request leads back to this proxy; correct the URL or the proxy variables"
             }
@@ -219,6 +243,12 @@ impl Error {
                     Cause::QueueFull => format!("queue full, retry in {seconds}s"),
                     Cause::StoreAway => {
                         format!("the store of the pace is away, retry in {seconds}s")
+                    }
+                    Cause::LockedOut(status) => format!(
+                        "locked out: the destination answered {status} to several URLs, retry in {seconds}s or see paceline unlock"
+                    ),
+                    Cause::Paused => {
+                        format!("paused by an operator, retry in {seconds}s or see paceline resume")
                     }
                 };
             }
@@ -261,6 +291,7 @@ impl Error {
                 | Error::TargetTooLong
                 | Error::HeadTooLarge
                 | Error::UnknownCoding
+                | Error::ProxyHeader
                 | Error::CredentialsNeeded
                 | Error::ClientDenied
                 | Error::Draining
@@ -305,6 +336,7 @@ mod tests {
         };
         for e in [
             Error::ClientDenied,
+            Error::ProxyHeader,
             Error::CredentialsNeeded,
             Error::TlsToPlainPort,
             Error::TargetTooLong,
@@ -314,6 +346,7 @@ mod tests {
             Error::HostDenied,
             Error::PortDenied,
             Error::AddressDenied,
+            Error::Withdrawn,
             Error::Loop,
             paced(Cause::WaitTooLong),
             paced(Cause::QueueFull),

@@ -5,8 +5,9 @@ use std::time::Duration;
 use http::{
     HeaderMap, HeaderName, HeaderValue, StatusCode, Version,
     header::{
-        CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, LOCATION, PROXY_AUTHENTICATE,
-        PROXY_AUTHORIZATION, RANGE, TE, TRANSFER_ENCODING, UPGRADE, VIA, WWW_AUTHENTICATE,
+        CONNECTION, CONTENT_LENGTH, COOKIE, DATE, EXPECT, LOCATION, PROXY_AUTHENTICATE,
+        PROXY_AUTHORIZATION, RANGE, RETRY_AFTER, TE, TRANSFER_ENCODING, UPGRADE, VIA,
+        WWW_AUTHENTICATE,
     },
 };
 
@@ -139,6 +140,21 @@ fn strip(headers: &mut HeaderMap, doomed: impl Fn(&HeaderName) -> bool) {
         }
     }
     *headers = kept;
+}
+
+/// How long `Retry-After` asks to wait (RFC 9110 section 10.2.3): seconds, or a date, which is taken against the answer's own
+/// `Date`, since no other clock counts. `None` for nonsense, for a date without `Date`, and for what is past.
+pub fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    let wait = if !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit()) {
+        // More digits than fit are as good as for ever.
+        Duration::from_secs(text.parse().unwrap_or(u64::from(u32::MAX)))
+    } else {
+        let date = |text: &str| httpdate::parse_http_date(text).ok();
+        let said = headers.get(DATE)?.to_str().ok().and_then(date)?;
+        date(text)?.duration_since(said).ok()?
+    };
+    (!wait.is_zero()).then_some(wait)
 }
 
 /// Whether a request asks to switch to WebSocket (RFC 6455 section 4.1): the one protocol that is let through. An upgrade

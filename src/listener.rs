@@ -1,4 +1,8 @@
 //! Accepts clients: who may come in, how many at once, and what their sockets are set to.
+//!
+//! Who the client is, a load balancer of `proxy_protocol_from` says; anybody else is the client itself.
+
+pub mod proxy_protocol;
 
 use std::{
     io,
@@ -11,6 +15,7 @@ use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
     sync::Semaphore,
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
 use crate::{
@@ -18,7 +23,8 @@ use crate::{
     downstream::{self, socket::Socket},
     drain::Signal,
     error::Error,
-    policy,
+    listener::proxy_protocol::Fault,
+    log::Seldom,
     proxy::{Downstream, Proxy, tunnel},
 };
 
@@ -26,6 +32,13 @@ use crate::{
 const REFUSALS_AT_ONCE: usize = 256;
 /// How long such a telling may take.
 const REFUSAL_DEADLINE: Duration = Duration::from_secs(2);
+/// A load balancer's header must be there this long after its connection.
+const HEADER_DEADLINE: Duration = Duration::from_secs(10);
+/// A drain goes on accepting until nobody has come for this long: a connection that the kernel has made already would be
+/// reset by the end of listening, and its client would not know why.
+const LAST_COMERS: Duration = Duration::from_millis(20);
+/// Or for this long at the most.
+const LAST_CALL: Duration = Duration::from_millis(200);
 /// When the process has no file descriptor left, accepting again at once would only burn the processor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -44,14 +57,28 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     socket.listen(4096)
 }
 
-/// Accepts until the drain starts.
+/// Accepts until the drain starts, and then who has come already.
 pub async fn run(listener: TcpListener, proxy: Arc<Proxy>, mut drain: Signal) {
-    let room = Arc::new(Semaphore::new(proxy.settings.max_connections));
+    let most = proxy.in_force.now().settings().max_connections;
+    let room = Arc::new(Semaphore::new(most));
     let refusals = Arc::new(Semaphore::new(REFUSALS_AT_ONCE));
+    let unheaded = Arc::new(Seldom::default());
+    let mut last_call = None;
     loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => accepted,
-            () = drain.started() => return,
+        let accepted = match last_call {
+            None => tokio::select! {
+                accepted = listener.accept() => accepted,
+                () = drain.started() => {
+                    last_call = Some(Instant::now() + LAST_CALL);
+                    continue;
+                }
+            },
+            Some(end) => tokio::select! {
+                biased;
+                () = sleep_until(end) => return,
+                accepted = listener.accept() => accepted,
+                () = sleep(LAST_COMERS) => return,
+            },
         };
         let (stream, peer) = match accepted {
             Ok(accepted) => accepted,
@@ -59,23 +86,30 @@ pub async fn run(listener: TcpListener, proxy: Arc<Proxy>, mut drain: Signal) {
                 tracing::warn!(
                     "a connection was not accepted: {e}; raise the limit of open files if this stays"
                 );
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+                sleep(ACCEPT_PAUSE).await;
                 continue;
             }
         };
         // Without this the 200, the handshake and each small answer would wait for the peer's delayed acknowledgement.
         let _ = stream.set_nodelay(true);
-        let client = peer.ip().to_canonical();
-        let refusal = if !policy::admits(&proxy.settings.allow_clients, client) {
-            Some(Error::ClientDenied)
-        } else {
-            None
-        };
+        let peer = peer.ip().to_canonical();
+        let rules = proxy.in_force.now();
+        let mut balancers = rules.settings().proxy_protocol_from.iter();
+        let told = balancers.any(|net| net.contains(&peer));
+        let refusal = (!told).then(|| rules.admit(peer).err()).flatten();
         match (refusal, room.clone().try_acquire_owned()) {
             (None, Ok(permit)) => {
                 let (proxy, drain) = (proxy.clone(), drain.clone());
+                let unheaded = unheaded.clone();
                 tokio::spawn(async move {
-                    serve(stream, client, proxy, drain).await;
+                    let introduced = if told {
+                        introduced(stream, peer, &proxy, &unheaded).await
+                    } else {
+                        Some((stream, peer))
+                    };
+                    if let Some((stream, client)) = introduced {
+                        serve(stream, client, proxy, drain).await;
+                    }
                     drop(permit);
                 });
             }
@@ -83,15 +117,54 @@ pub async fn run(listener: TcpListener, proxy: Arc<Proxy>, mut drain: Signal) {
                 let error = refusal.unwrap_or(Error::Connections);
                 proxy.metrics.request("", error.reason());
                 if let Ok(permit) = refusals.clone().try_acquire_owned() {
-                    let text = head(&error, &proxy.settings);
+                    let text = head(&error, rules.settings());
                     tokio::spawn(async move {
-                        let _ = tokio::time::timeout(REFUSAL_DEADLINE, tell(stream, text)).await;
+                        let _ = timeout(REFUSAL_DEADLINE, tell(stream, text)).await;
                         drop(permit);
                     });
                 }
             }
         }
     }
+}
+
+/// A connection and the client whose it is, as the load balancer `peer` says; nothing where it does not say, or where
+/// that client may not come in. Then the connection has had its answer and is over.
+async fn introduced(
+    mut stream: TcpStream,
+    peer: IpAddr,
+    proxy: &Proxy,
+    unheaded: &Seldom,
+) -> Option<(TcpStream, IpAddr)> {
+    let learning = proxy_protocol::learn(&mut stream);
+    let why = match timeout(HEADER_DEADLINE, learning).await {
+        Ok(Ok(client)) => {
+            let client = client.unwrap_or(peer);
+            let Err(error) = proxy.in_force.now().admit(client) else {
+                return Some((stream, client));
+            };
+            refuse(stream, &error, proxy).await;
+            return None;
+        }
+        // As health checks do that only connect.
+        Ok(Err(Fault::Left)) => return None,
+        Ok(Err(fault)) => fault.to_string(),
+        Err(_) => "it did not come in time".to_owned(),
+    };
+    if unheaded.is_due() {
+        tracing::warn!(
+            %peer,
+            "no PROXY header from a peer in proxy_protocol_from: {why}; turn it on in the load balancer, or take the peer off the list"
+        );
+    }
+    refuse(stream, &Error::ProxyHeader, proxy).await;
+    None
+}
+
+async fn refuse(stream: TcpStream, error: &Error, proxy: &Proxy) {
+    proxy.metrics.request("", error.reason());
+    let text = head(error, proxy.in_force.now().settings());
+    let _ = timeout(REFUSAL_DEADLINE, tell(stream, text)).await;
 }
 
 async fn serve(stream: TcpStream, client: IpAddr, proxy: Arc<Proxy>, drain: Signal) {

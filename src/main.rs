@@ -40,8 +40,14 @@ fn main() -> ExitCode {
             unconstrained,
         )),
         cli::Command::Ca(cli::CaCommand::Show) => print(cli::ca::show(&config.ca.dir)),
-        cli::Command::Ca(cli::CaCommand::Bundle) => print(cli::ca::bundle(&config.ca.dir)),
-        cli::Command::Forget { replica, admin } => forget(&config, admin.as_deref(), &replica),
+        cli::Command::Ca(cli::CaCommand::Bundle { output: None }) => {
+            print(cli::ca::bundle(&config.ca.dir))
+        }
+        cli::Command::Ca(cli::CaCommand::Bundle { output: Some(file) }) => {
+            print(cli::ca::bundle_into(&config.ca.dir, &file))
+        }
+        cli::Command::Health { at } => health(&config, &at),
+        cli::Command::Operate(operate) => operate_on(&config, &operate),
         cli::Command::Check => Ok(()),
     };
     match done {
@@ -75,13 +81,19 @@ async fn run(config: Config) -> anyhow::Result<()> {
              make it elsewhere with `paceline ca bundle`"
         ),
     }
-    app.run().await
+    app.run(env).await
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn forget(config: &Config, admin: Option<&str>, replica: &str) -> anyhow::Result<()> {
-    let listener = cli::admin::AdminListener::new(admin, &config.admin)?;
-    print(listener.forget(replica).await)
+async fn operate_on(config: &Config, operate: &cli::Operate) -> anyhow::Result<()> {
+    let listener = cli::admin::AdminListener::new(operate.at(), &config.admin, &env)?;
+    print(listener.carry_out(operate).await)
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn health(config: &Config, at: &cli::At) -> anyhow::Result<()> {
+    let listener = cli::admin::AdminListener::new(at, &config.admin, &env)?;
+    print(listener.health().await)
 }
 
 #[tokio::main(flavor = "current_thread")]
@@ -101,9 +113,6 @@ async fn check(mut report: cli::check::CheckReport) -> ExitCode {
         }
         if let Err(line) = paceline::upstream::check_roots(&config.upstream) {
             report.add_fault(line);
-        }
-        for line in app::without_effect(&config) {
-            report.add_note(format!("warning: {line}"));
         }
         if let Some(store) = &config.store {
             match postgres::try_once(store).await {

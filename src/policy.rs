@@ -54,6 +54,19 @@ impl Reach {
         }
     }
 
+    /// The same with other listed ranges, after a change of the configuration.
+    pub fn listing(&self, listed: &[IpNet]) -> Self {
+        Reach {
+            listed: listed.into(),
+            own: self.own.clone(),
+        }
+    }
+
+    /// What the operator listed.
+    pub fn listed(&self) -> &[IpNet] {
+        &self.listed
+    }
+
     /// Says which addresses are our own listeners. Only the first call counts.
     pub fn set_own(&self, listeners: Vec<SocketAddr>) {
         let _ = self.own.set(listeners);

@@ -83,6 +83,11 @@ impl Record {
         self.path = path[..end].into();
     }
 
+    /// Host and port that it is for.
+    pub fn authority(&self) -> Option<&Authority> {
+        self.authority.as_ref()
+    }
+
     /// Which destination governs it.
     pub fn governed_by(&mut self, destination: Arc<Destination>) {
         self.destination = Some(destination);
@@ -102,6 +107,13 @@ impl Record {
     pub fn answered(&mut self, status: StatusCode) {
         self.first_byte = Some(self.started.elapsed());
         self.status = Some(status);
+        if let Some(destination) = &self.destination {
+            destination.figures().responded(status);
+        }
+    }
+
+    /// The origin answered with `status`, and the request is to be sent again.
+    pub fn goes_again(&mut self, status: StatusCode) {
         if let Some(destination) = &self.destination {
             destination.figures().responded(status);
         }

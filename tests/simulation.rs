@@ -14,9 +14,14 @@ mod simulation {
     pub mod replica;
     pub mod shell;
     pub mod store;
+    pub mod storms;
     pub mod world;
 }
 
+use paceline::pacing::{
+    throttle::Regime,
+    time::{LocalTime, SECOND},
+};
 use simulation::{
     outages::{Flaw, Outages, plan::OutagePlan},
     plan::{Plan, SATURATED_SLOTS},
@@ -170,6 +175,31 @@ fn most_of_those_that_come_back_to_a_fleet_are_served() {
 }
 
 #[test]
+fn a_storm_of_protests_passes_and_the_full_pace_comes_back() {
+    let [widened, ..] = play_many(Plan::with_a_storm, 160, |plan, world| {
+        for replica in &world.replicas {
+            assert_eq!(
+                replica.tracker.regime(LocalTime(i64::MAX)),
+                Regime::default(),
+                "seed {}: the pace did not come back; {plan:#?}",
+                plan.seed
+            );
+        }
+        let departures = world.departures();
+        let last = &departures[departures.len() - SATURATED_SLOTS as usize / 2..];
+        let took = last[last.len() - 1] - last[0];
+        let share = (plan.interval * (last.len() as i64 - 1)) as f64 / took as f64;
+        assert!(
+            share > 0.98,
+            "seed {}: {share} of the ceiling; {plan:#?}",
+            plan.seed
+        );
+        [usize::from(world.protested.is_some()), 0, 0, 0]
+    });
+    assert!(widened > 0);
+}
+
+#[test]
 fn a_history_is_played_again_from_its_seed() {
     for seed in 1..50 {
         let plan = Plan::troubled(seed, &mut Random::new(seed));
@@ -197,6 +227,10 @@ fn found(planted: Planted, tune: fn(&mut Plan)) -> String {
 #[test]
 fn planted_faults_are_found() {
     let as_drawn: fn(&mut Plan) = |_| {};
+    let stormy: fn(&mut Plan) = |plan| {
+        plan.storms = vec![(0..plan.span, 300)];
+        (plan.asks_to_wait, plan.wait) = (300, 2 * SECOND..=3 * SECOND);
+    };
     for (planted, tune, by) in [
         (Planted::CursorPerReplica, as_drawn, "ceiling: "),
         (
@@ -216,6 +250,8 @@ fn planted_faults_are_found() {
             "account: ",
         ),
         (Planted::RefusalsForgotten, as_drawn, "forgotten: "),
+        (Planted::PaceUnasked, stormy, "halt: "),
+        (Planted::EachProtestWidens, stormy, "episode: "),
     ] {
         let broken = found(planted, tune);
         assert!(

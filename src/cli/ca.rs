@@ -133,6 +133,19 @@ pub fn bundle(dir: &Path) -> Result<String, CaError> {
     Ok(ca::bundle_pem(&root))
 }
 
+/// `paceline ca bundle --output FILE`: the same into a file.
+///
+/// # Errors
+/// When `ca.pem` cannot be read, or the file not written.
+pub fn bundle_into(dir: &Path, file: &Path) -> Result<String, CaError> {
+    fs::write(file, bundle(dir)?).map_err(|source| CaError::Io {
+        action: "write",
+        path: file.to_owned(),
+        source,
+    })?;
+    Ok(format!("wrote {}\n", file.display()))
+}
+
 fn show_one(
     text: &mut String,
     title: &str,

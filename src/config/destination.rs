@@ -18,12 +18,14 @@ use crate::authority::{Host, HostPattern, MAX_LABEL};
 
 /// The longest key of a row, in characters: that of a Django cache table, `varchar(255)`.
 pub const KEY_LIMIT: usize = 255;
+/// What stands between the prefix and the name in the key of a throttle's row.
+pub const THROTTLE_PREFIX: &str = "throttle:";
 
 /// The longest name of a destination, in bytes; it is a metric label and part of a key.
 const LONGEST_NAME: usize = 64;
 
 const MAX_IN_FLIGHT: RangeInclusive<usize> = 1..=100_000;
-const LOCKOUT_AFTER: RangeInclusive<u32> = 1..=10_000;
+const LOCKOUT_AFTER: RangeInclusive<u32> = 1..=100;
 const LOCKOUT_FOR: RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(30 * 86_400);
 const RECOVERY_AFTER: RangeInclusive<u32> = 1..=1_000_000;
@@ -281,7 +283,8 @@ fn check_key(section: &Section<'_, '_>, claim: &Claim, name: &str, store: &Store
         }
         base => base.to_string().len(),
     };
-    let key = store.key_prefix.chars().count() + name.len() + 1 + base;
+    let before = store.key_prefix.chars().count() + THROTTLE_PREFIX.len();
+    let key = before + name.len() + 1 + base;
     if key > KEY_LIMIT {
         let wrong = format!(
             "keys for \"{}\" would have {key} characters, and the table has room for {KEY_LIMIT}",

@@ -288,7 +288,8 @@ fn the_manual_has_every_key_and_no_other() {
 #[test]
 fn the_manual_has_every_environment_variable() {
     let documented = documented_keys();
-    for variable in [CONFIG_VARIABLE, STORE_URL_VARIABLE] {
+    let token = crate::cli::admin::TOKEN_VARIABLE;
+    for variable in [CONFIG_VARIABLE, STORE_URL_VARIABLE, token] {
         assert!(
             documented.contains(&(String::new(), variable.to_owned())),
             "{variable}"

@@ -66,8 +66,10 @@ impl Course {
         pacer: &mut Pacer,
         clock: &ClockBounds,
     ) -> Step {
-        if view.interval > ask.interval {
-            ask.interval = view.interval;
+        let multiplier = Nanos::from(pacer.multiplier());
+        let agreed = view.interval.saturating_mul(multiplier);
+        if agreed > ask.interval {
+            ask.interval = agreed;
             ask.horizon = horizon(ask.interval, pacer.settings().max_replicas);
         }
         match view.terms {

@@ -8,8 +8,8 @@ use std::{
     collections::HashMap,
     pin::Pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering::Relaxed},
+        Arc, Mutex, MutexGuard, PoisonError, Weak,
+        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker},
 };
@@ -21,13 +21,17 @@ use crate::{
     pacing::{
         alarm::Alarm,
         course::{Course, LOOK_AGAIN, Step, View},
-        cursor::{Ask, Granted},
+        cursor::{Ask, held},
         pacer::{Action, Arrival, Dispatched, Id, Pacer, Refusal, Settings, Slot},
+        throttle::{
+            self, Moment, Regime, Rules,
+            tracker::{Event, Tracker, Write},
+        },
         time::{LocalTime, MILLISECOND, Nanos, StoreTime},
     },
     store::{
         Store, memory,
-        postgres::{Postgres, error::Reason},
+        postgres::{Postgres, error::Reason, session::Reply},
     },
 };
 
@@ -35,6 +39,8 @@ use crate::{
 const RETRY_STORE: Nanos = 100 * MILLISECOND;
 /// How soon a row that somebody had locked is asked for again.
 const RETRY_LOCKED: Nanos = 500 * MILLISECOND;
+/// How soon a throttle state that could not be written is written again.
+const RETRY_WRITE: Nanos = 500 * MILLISECOND;
 
 /// Which cursor a lane is on.
 #[derive(Clone, Debug)]
@@ -45,7 +51,9 @@ pub struct Name {
     pub cursor: String,
     /// The key of its row.
     pub key: String,
-    /// The configured ceiling, in requests per second.
+    /// The key of the row with the state of its throttle.
+    pub throttle_key: String,
+    /// The ceiling at first, in requests per second, as configured.
     pub ceiling: f64,
 }
 
@@ -58,14 +66,30 @@ pub struct Lane {
     voided: Arc<AtomicU64>,
     core: Mutex<Core>,
     wake: Notify,
+    /// The throttle's state is written, or cannot be.
+    settled: Notify,
+    /// Whether a clean answer means anything: it does not while the multiplier is 1.
+    widened: AtomicBool,
+    /// The lane of the whole destination, where each host has a cursor of its own: its pauses are this lane's too.
+    above: Option<Arc<Lane>>,
+    /// The lanes of which this is the one above.
+    below: Mutex<Vec<Weak<Lane>>>,
 }
 
 #[derive(Debug)]
 struct Core {
     pacer: Pacer,
+    /// The configured one, in requests per second.
+    ceiling: f64,
     waiters: HashMap<Id, Waiter>,
     memory: memory::Cursor,
     course: Course,
+    tracker: Tracker,
+    /// A write of the throttle's state is under way; and one that failed is not tried again before this.
+    writing: bool,
+    write_from: LocalTime,
+    /// The store tells of the throttle's row with each heartbeat.
+    watched: bool,
     ask: Option<Ask>,
     /// The row was locked when it was last asked for.
     locked: bool,
@@ -100,19 +124,26 @@ pub enum Call {
 }
 
 impl Lane {
-    /// A lane on a cursor in `store`. Slots that pass unused are added to `voided`.
+    /// A lane on a cursor in `store`, throttled by `rules`. Slots that pass unused are added to `voided`; what is paused
+    /// `above` is paused here.
     pub fn new(
         name: Name,
-        settings: Settings,
+        (settings, rules): (Settings, Rules),
         store: Store,
         alarm: Arc<Alarm>,
         voided: Arc<AtomicU64>,
+        above: Option<Arc<Lane>>,
     ) -> Arc<Self> {
         let core = Core {
             pacer: Pacer::new(settings),
+            ceiling: name.ceiling,
             waiters: HashMap::new(),
             memory: memory::Cursor::default(),
             course: Course::default(),
+            tracker: Tracker::new(rules),
+            writing: false,
+            write_from: LocalTime(Nanos::MIN),
+            watched: false,
             ask: None,
             locked: false,
             probe: None,
@@ -120,14 +151,24 @@ impl Lane {
             armed: None,
             voided: 0,
         };
-        Arc::new(Lane {
+        let lane = Arc::new(Lane {
             name,
             store,
             alarm,
             voided,
             core: Mutex::new(core),
             wake: Notify::new(),
-        })
+            settled: Notify::new(),
+            widened: AtomicBool::new(false),
+            above,
+            below: Mutex::default(),
+        });
+        if let Some(above) = &lane.above {
+            let mut below = above.below();
+            below.retain(|lane| lane.strong_count() > 0);
+            below.push(Arc::downgrade(&lane));
+        }
+        lane
     }
 
     /// Puts a request in the queue, or refuses it at once.
@@ -137,6 +178,7 @@ impl Lane {
     pub fn enter(self: &Arc<Self>, arrival: Arrival) -> Result<Ticket, Refusal> {
         let now = LocalTime::now();
         let mut core = self.lock();
+        self.regulate(&mut core, now);
         let id = core.pacer.arrive(now, arrival)?;
         core.waiters.insert(id, Waiter::default());
         self.pump(&mut core, now);
@@ -145,6 +187,15 @@ impl Lane {
             id,
             queued: true,
         })
+    }
+
+    /// A new configuration, with its ceiling in requests per second. Who waits goes on waiting, at the new pace.
+    pub fn reconfigure(self: &Arc<Self>, (settings, rules): (Settings, Rules), ceiling: f64) {
+        self.with_pacer(|core, _| {
+            core.ceiling = ceiling;
+            core.tracker.reconfigure(rules);
+            core.pacer.reconfigure(settings);
+        });
     }
 
     /// How many requests wait.
@@ -156,7 +207,11 @@ impl Lane {
     /// this lane keeps it, has passed.
     pub fn is_forgettable(&self) -> bool {
         let core = self.lock();
-        core.pacer.is_idle() && !core.driving && core.memory.has_passed(LocalTime::now())
+        let now = LocalTime::now();
+        core.pacer.is_idle()
+            && !core.driving
+            && core.memory.has_passed(now)
+            && core.tracker.is_neutral()
     }
 
     fn lock(&self) -> MutexGuard<'_, Core> {
@@ -167,6 +222,7 @@ impl Lane {
     /// Carries out what the pacer wants, until it wants nothing more at `now`.
     fn pump(self: &Arc<Self>, core: &mut Core, now: LocalTime) {
         self.come_back(core, now);
+        self.regulate(core, now);
         while let Some(action) = core.pacer.next_action(now) {
             match action {
                 Action::Connect(id) => core.tell(id, Turn::Connect),
@@ -187,7 +243,7 @@ impl Lane {
         let voided = core.pacer.voided();
         self.voided.fetch_add(voided - core.voided, Relaxed);
         core.voided = voided;
-        let wake_at = core.pacer.wake_at();
+        let wake_at = self.wake_at(core);
         if !core.driving {
             if core.has_calls() || wake_at.is_some() {
                 core.driving = true;
@@ -203,7 +259,7 @@ impl Lane {
     /// Gets slots from a shared cursor, or from our own share, as the membership's terms have it.
     fn reserve(&self, core: &mut Core, now: LocalTime, ask: Ask, store: &Postgres) {
         let membership = store.membership();
-        let (ceiling, _) = membership.agreed(&self.name.destination, self.name.ceiling, now);
+        let (ceiling, _) = membership.agreed(&self.name.destination, core.ceiling, now);
         let view = View {
             terms: membership.terms(&self.name.cursor, now),
             interval: interval(ceiling),
@@ -217,10 +273,159 @@ impl Lane {
         }
     }
 
+    /// When the driver has something to do that is a matter of time.
+    fn wake_at(&self, core: &Core) -> Option<LocalTime> {
+        let write = match &self.store {
+            // While the store is away there is nothing to write to; it tells us when it is back.
+            Store::Postgres(store) if !core.writing && store.membership().has_read() => {
+                core.tracker.writes_at().map(|at| at.max(core.write_from))
+            }
+            _ => None,
+        };
+        [write, core.pacer.wake_at()].into_iter().flatten().min()
+    }
+
+    fn moment(&self, now: LocalTime) -> Moment {
+        let offset = match &self.store {
+            Store::Memory => Some(0),
+            Store::Postgres(store) => store
+                .with_clock(|clock| clock.to_store(now, now))
+                .map(|there| there.0.saturating_sub(now.0)),
+        };
+        Moment { now, offset }
+    }
+
+    /// Brings the pacer under what the throttle has in force.
+    fn regulate(&self, core: &mut Core, now: LocalTime) {
+        if core.tracker.is_due(now) {
+            core.tracker.lapse(self.moment(now));
+        }
+        let mut episode = core.tracker.episode();
+        match &self.store {
+            Store::Memory => core.tracker.settle_alone(),
+            Store::Postgres(_) if core.course.is_alone() => {}
+            Store::Postgres(_) => episode = core.tracker.row_episode(),
+        }
+        let mut regime = core.tracker.regime(now);
+        self.widened.store(regime.multiplier > 1, Relaxed);
+        if regime.halt.is_none_or(|h| h.cause == throttle::Cause::Hold)
+            && let Some(above) = &self.above
+        {
+            // Locked from below to above, never the other way round.
+            let above = above.lock().tracker.halt(now);
+            regime.halt = above
+                .filter(|h| h.cause == throttle::Cause::Pause)
+                .or(regime.halt);
+        }
+        core.pacer.regulate(now, regime, episode);
+    }
+
     fn come_back(&self, core: &mut Core, now: LocalTime) {
         if let (true, Store::Postgres(store)) = (core.course.is_alone(), &self.store) {
             let terms = store.membership().terms(&self.name.cursor, now);
             core.course.look(terms, &mut core.pacer);
+        }
+    }
+
+    /// Whether a clean answer bears on the pace.
+    pub fn is_widened(&self) -> bool {
+        self.widened.load(Relaxed)
+    }
+
+    /// The name of its cursor, without the prefix.
+    pub fn cursor(&self) -> &str {
+        &self.name.cursor
+    }
+
+    /// Whether all that is known here of the throttle is in the store, if there is one.
+    pub fn is_told(&self) -> bool {
+        matches!(self.store, Store::Memory) || self.lock().tracker.is_settled()
+    }
+
+    /// What is in force.
+    pub fn regime(&self) -> Regime {
+        let now = LocalTime::now();
+        self.lock().tracker.regime(now)
+    }
+
+    /// Takes in what bears on the pace; it is in force here at once, and is told to the others. Returns whether it changed
+    /// anything; what it led to, [`Lane::settled`] waits for.
+    pub fn apply(self: &Arc<Self>, event: Event) -> bool {
+        let now = LocalTime::now();
+        let at = self.moment(now);
+        let mut core = self.lock();
+        let changed = core.tracker.apply(at, event);
+        self.pump(&mut core, now);
+        self.watch(&mut core);
+        drop(core);
+        self.tell_below();
+        changed
+    }
+
+    /// Waits until the others can know what this replica knows of the throttle, or the store is away.
+    pub async fn settled(&self) {
+        let Store::Postgres(store) = &self.store else {
+            return;
+        };
+        loop {
+            let told = self.settled.notified();
+            if self.lock().tracker.is_settled() || !store.membership().has_read() {
+                return;
+            }
+            told.await;
+        }
+    }
+
+    /// What the throttle's row holds, as it was read by others than this lane.
+    pub fn heard(self: &Arc<Self>, text: Option<&str>) {
+        let now = LocalTime::now();
+        let at = self.moment(now);
+        let mut core = self.lock();
+        let changed = core.tracker.seen(at, text);
+        self.pump(&mut core, now);
+        drop(core);
+        if changed {
+            self.tell_below();
+        }
+    }
+
+    /// Has the store tell of the throttle's row from now on, with each heartbeat: always for the lane of a whole
+    /// destination, and for others while there is something to tell.
+    pub fn watch_row(self: &Arc<Self>) {
+        self.watch(&mut self.lock());
+    }
+
+    fn watch(self: &Arc<Self>, core: &mut Core) {
+        let Store::Postgres(store) = &self.store else {
+            return;
+        };
+        if std::mem::replace(&mut core.watched, true) {
+            return;
+        }
+        let lane = Arc::downgrade(self);
+        store.watch(
+            self.name.throttle_key.clone(),
+            Box::new(move |text| {
+                let Some(lane) = lane.upgrade() else {
+                    return false;
+                };
+                lane.heard(text);
+                let mut core = lane.lock();
+                core.watched = lane.above.is_none() || !core.tracker.is_neutral();
+                core.watched
+            }),
+        );
+    }
+
+    fn below(&self) -> MutexGuard<'_, Vec<Weak<Lane>>> {
+        self.below.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has the lanes below look at what is paused here.
+    fn tell_below(&self) {
+        let below: Vec<_> = self.below().iter().filter_map(Weak::upgrade).collect();
+        for lane in below {
+            lane.with_pacer(|_, _| {});
         }
     }
 
@@ -250,11 +455,13 @@ impl Core {
 }
 
 /// A call to the store, and whether it only probes.
-type Reply = (bool, Result<Granted, LocalTime>);
+type Answer = (bool, Result<Reply, LocalTime>);
+type Pending<T> = Option<Pin<Box<dyn Future<Output = T> + Send>>>;
 
 /// Waits for what the pacer cannot do by itself: instants, and the store's replies.
 async fn drive(lane: Arc<Lane>) {
-    let mut call: Option<Pin<Box<dyn Future<Output = Reply> + Send>>> = None;
+    let mut call: Pending<Answer> = None;
+    let mut write: Pending<()> = None;
     loop {
         let wake_at = {
             let mut core = lane.lock();
@@ -268,10 +475,16 @@ async fn drive(lane: Arc<Lane>) {
                     call = Some(Box::pin(ask_store(lane.clone(), ask, probe, core.locked)));
                 }
             }
+            if write.is_none()
+                && let Some(due) = lane.due_write(&mut core, now)
+            {
+                core.writing = true;
+                write = Some(Box::pin(write_throttle(lane.clone(), due)));
+            }
             // Nobody tells a lane that the store is back: it looks.
             let look = core.course.is_alone().then(|| now.plus(LOOK_AGAIN));
-            core.armed = core.pacer.wake_at();
-            if call.is_none() && core.armed.is_none() {
+            core.armed = lane.wake_at(&core);
+            if call.is_none() && write.is_none() && core.armed.is_none() {
                 core.driving = false;
                 return;
             }
@@ -283,21 +496,33 @@ async fn drive(lane: Arc<Lane>) {
         tokio::task::yield_now().await;
         tokio::select! {
             biased;
-            reply = async { match call.as_mut() { Some(c) => c.await, None => std::future::pending().await } } => {
+            reply = answer(&mut call) => {
                 call = None;
                 lane.replied(reply);
             }
+            () = answer(&mut write) => write = None,
             () = lane.alarm.sleep_until(wake_at.unwrap_or(far)) => {}
             () = lane.wake.notified() => {}
         }
     }
 }
 
-async fn ask_store(lane: Arc<Lane>, ask: Ask, probe: bool, aside: bool) -> Reply {
+async fn answer<T>(call: &mut Pending<T>) -> T {
+    match call {
+        Some(call) => call.await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn ask_store(lane: Arc<Lane>, ask: Ask, probe: bool, aside: bool) -> Answer {
     let Store::Postgres(store) = &lane.store else {
         return (probe, Err(LocalTime::now()));
     };
-    let reply = store.reserve(&lane.name.key, ask, aside || probe).await;
+    let word = lane.lock().tracker.row_word().to_owned();
+    let name = &lane.name;
+    let reply = store
+        .reserve(&name.key, (&name.throttle_key, &word), ask, aside || probe)
+        .await;
     let now = LocalTime::now();
     store
         .membership()
@@ -310,15 +535,68 @@ async fn ask_store(lane: Arc<Lane>, ask: Ask, probe: bool, aside: bool) -> Reply
     )
 }
 
+/// Writes the throttle's state to its row, and moves the cursor where that has to follow.
+async fn write_throttle(lane: Arc<Lane>, write: Write) {
+    let Store::Postgres(store) = &lane.store else {
+        return;
+    };
+    let outcome = store.write_throttle(&lane.name.throttle_key, &write).await;
+    if let Ok(Ok(())) = &outcome {
+        let spare = {
+            let core = lane.lock();
+            let settings = core.pacer.settings();
+            held(settings.interval, settings.max_replicas as usize)
+        };
+        let followed = store.follow(&lane.name.key, &write, spare).await;
+        if let Err(e) = followed {
+            tracing::warn!(
+                cursor = lane.name.cursor,
+                "programs that move the cursor without being replicas were not told of the pause: {e}"
+            );
+        }
+    }
+    let now = LocalTime::now();
+    let at = lane.moment(now);
+    let mut core = lane.lock();
+    core.writing = false;
+    match outcome {
+        Ok(Ok(())) => core.tracker.wrote(&write),
+        Ok(Err(text)) => {
+            core.tracker.seen(at, text.as_deref());
+        }
+        Err(_) => core.write_from = now.plus(RETRY_WRITE),
+    }
+    drop(core);
+    lane.settled.notify_waiters();
+}
+
 impl Lane {
-    fn replied(&self, (probe, reply): Reply) {
-        let mut core = self.lock();
+    fn due_write(&self, core: &mut Core, now: LocalTime) -> Option<Write> {
+        let reachable = matches!(&self.store, Store::Postgres(s) if s.membership().has_read());
+        let due = core.tracker.writes_at().is_some_and(|at| at <= now);
+        (due && reachable && !core.writing && now >= core.write_from)
+            .then(|| core.tracker.write(self.moment(now)))
+            .flatten()
+    }
+
+    fn replied(&self, (probe, reply): Answer) {
         let now = LocalTime::now();
+        let at = self.moment(now);
+        let mut core = self.lock();
         match (reply, &self.store) {
-            // What a probe was granted is not used: a slot of our own share may be held for the same time.
-            (Ok(granted), Store::Postgres(_)) if probe => core.pacer.raise_floor(granted.end()),
-            (Ok(granted), Store::Postgres(store)) => {
-                store.with_clock(|clock| core.pacer.granted(now, granted, clock));
+            (Ok(reply), Store::Postgres(store)) => {
+                core.tracker.seen(at, reply.throttle.as_deref());
+                self.regulate(&mut core, now);
+                match reply.granted {
+                    // What a probe was granted is not used: a slot of our own share may be held for the same time.
+                    Some(granted) if probe => core.pacer.raise_floor(granted.end()),
+                    Some(granted) => {
+                        store.with_clock(|clock| core.pacer.granted(now, granted, clock));
+                    }
+                    // The pace had changed without our knowledge. Now we know, and ask again.
+                    None if probe => {}
+                    None => core.pacer.asks_again(),
+                }
             }
             (Err(retry_at), _) if !probe => core.pacer.failed(retry_at),
             _ => {}
@@ -502,6 +780,36 @@ impl Departure {
     /// How long after its slot the request was dispatched.
     pub fn lateness(&self) -> Nanos {
         self.at.since(self.slot.at)
+    }
+
+    /// The lane it went out on.
+    pub fn lane(&self) -> &Arc<Lane> {
+        &self.lane
+    }
+
+    /// The episode of the throttle in which its slot was granted.
+    pub fn episode(&self) -> u64 {
+        self.slot.episode
+    }
+
+    /// Whether the request, sent again, would have a slot in time.
+    pub fn may_go_again(&self) -> bool {
+        let now = LocalTime::now();
+        self.lane.lock().pacer.may_again(now, &self.who)
+    }
+
+    /// The request is to be sent again, on a slot of its own, within its old deadline: it goes back to its old place.
+    pub fn go_again(mut self) -> Ticket {
+        self.ended = true;
+        self.lane.with_pacer(|core, now| {
+            core.waiters.insert(self.who.id, Waiter::default());
+            core.pacer.again(now, self.who);
+        });
+        Ticket {
+            lane: self.lane.clone(),
+            id: self.who.id,
+            queued: true,
+        }
     }
 
     /// The connection broke and the message came back whole, nothing of it written: the request is back in its old

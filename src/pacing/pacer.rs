@@ -11,6 +11,7 @@ use crate::pacing::{
     clock::ClockBounds,
     cursor::{Ask, Granted, held, horizon},
     queue::{Client, Line, Place, Urgency},
+    throttle::{self, Halt, Regime},
     time::{LocalTime, MILLISECOND, Nanos, SECOND, StoreTime},
 };
 
@@ -31,7 +32,7 @@ pub type Id = u64;
 /// What stays the same while requests come and go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// Effective interval between slots.
+    /// Interval between slots, as configured.
     pub interval: Nanos,
     /// Requests that may be under way at once; `None` is no limit.
     pub max_in_flight: Option<usize>,
@@ -65,6 +66,8 @@ pub struct Slot {
     pub interval: Nanos,
     /// Whether it is one of this replica's own share, which was never on the cursor.
     pub alone: bool,
+    /// The episode of the throttle in which it was granted.
+    pub episode: u64,
 }
 
 impl Slot {
@@ -105,6 +108,10 @@ pub enum Cause {
     StoreAway,
     /// As many requests wait as may.
     QueueFull,
+    /// The destination has locked us out, with this status.
+    LockedOut(u16),
+    /// An operator has paused the destination.
+    Paused,
 }
 
 /// The state machine. See the module's text.
@@ -130,6 +137,9 @@ pub struct Pacer {
     floor: Option<StoreTime>,
     clock_steps: u64,
     not_before: LocalTime,
+    regime: Regime,
+    /// The episode of the slots that are granted now.
+    episode: u64,
     in_flight: usize,
     last_slot: Option<LocalTime>,
     last_dispatch: Option<LocalTime>,
@@ -187,6 +197,8 @@ impl Pacer {
             floor: None,
             clock_steps: 0,
             not_before: LocalTime(Nanos::MIN),
+            regime: Regime::default(),
+            episode: 0,
             in_flight: 0,
             last_slot: None,
             last_dispatch: None,
@@ -208,12 +220,15 @@ impl Pacer {
             deadline,
         } = arrival;
         let patience = deadline.since(now).max(0);
+        if let Some(refusal) = self.closed(now) {
+            return Err(refusal);
+        }
         if self.line.len() >= self.settings.queue_limit {
             return Err(self.refusal(now, Cause::QueueFull, patience));
         }
         if self.line.is_empty() {
             // What was learnt of the pace of a queue that is gone says nothing about this one.
-            self.spacing = self.settings.interval;
+            self.spacing = self.interval();
             self.busy_since = None;
         }
         let predicted = self.predicted(now, self.line.rank_of_next(client, urgency));
@@ -279,32 +294,49 @@ impl Pacer {
             self.void(1);
         }
         if let Some(ready) = again {
-            let Dispatched {
-                id,
+            self.rejoin(now, who, ready);
+        }
+    }
+
+    /// A request that was sent is to be sent again, on a slot of its own: it goes back to its old place, ahead of those
+    /// that came after it, and has to make a connection.
+    pub fn again(&mut self, now: LocalTime, who: Dispatched) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+        self.rejoin(now, who, false);
+    }
+
+    /// Whether a request that was sent would have another slot in time.
+    pub fn may_again(&self, now: LocalTime, who: &Dispatched) -> bool {
+        let in_time = self.predicted(now, 0).plus(self.margin()) <= who.deadline;
+        in_time && self.closed(now).is_none()
+    }
+
+    fn rejoin(&mut self, now: LocalTime, who: Dispatched, ready: bool) {
+        let Dispatched {
+            id,
+            place,
+            client,
+            deadline,
+            patience,
+        } = who;
+        self.line.rejoin(place, client);
+        let told_at = (!ready).then_some(now);
+        self.stand(
+            id,
+            Waiter {
                 place,
                 client,
                 deadline,
                 patience,
-            } = who;
-            self.line.rejoin(place, client);
-            let told_at = (!ready).then_some(now);
-            self.stand(
-                id,
-                Waiter {
-                    place,
-                    client,
-                    deadline,
-                    patience,
-                    told_at,
-                },
-            );
-            self.far.remove(&place);
-            self.near.insert(place);
-            if ready {
-                self.ready.insert(place);
-            } else {
-                self.young.insert((now, place));
-            }
+                told_at,
+            },
+        );
+        self.far.remove(&place);
+        self.near.insert(place);
+        if ready {
+            self.ready.insert(place);
+        } else {
+            self.young.insert((now, place));
         }
     }
 
@@ -360,10 +392,10 @@ impl Pacer {
             self.void(self.slots.len());
             self.slots.clear();
             self.floor = None;
-            let others = now.plus(held(self.settings.interval, self.others_hold()));
+            let others = now.plus(held(self.interval(), self.others_hold()));
             self.not_before = self
                 .last_dispatch
-                .map_or(others, |t| others.max(t.plus(self.settings.interval)));
+                .map_or(others, |t| others.max(t.plus(self.interval())));
         }
         let grace = (granted.interval / 4).clamp(10 * MILLISECOND, 50 * MILLISECOND);
         // What this call taught about the clock holds for the slots held before, too: one that was mapped late by a slow
@@ -377,7 +409,7 @@ impl Pacer {
         let mut start = granted.start;
         for _ in 0..granted.slots {
             let at = clock.to_local(start, now).unwrap_or(now);
-            if at < self.not_before {
+            if at < self.not_before || self.regime.halt.is_some_and(|h| at < h.until) {
                 self.void(1);
             } else {
                 self.slots.push_back(Slot {
@@ -386,6 +418,7 @@ impl Pacer {
                     until: at.plus(grace),
                     interval: granted.interval,
                     alone,
+                    episode: self.episode,
                 });
             }
             start = start.plus(granted.interval);
@@ -406,6 +439,13 @@ impl Pacer {
         self.reach = usize::try_from(need).unwrap_or(usize::MAX).max(1);
     }
 
+    /// The store answered a reservation without slots, because the throttle had changed: it may be asked again.
+    pub fn asks_again(&mut self) {
+        self.reserving = false;
+        self.store_away = false;
+        self.retry_store_at = None;
+    }
+
     /// The store did not answer a reservation; it may be asked again at `retry_at`.
     pub fn failed(&mut self, retry_at: LocalTime) {
         self.reserving = false;
@@ -417,9 +457,70 @@ impl Pacer {
     /// A new configuration: what is queued stays queued, and slots already held stay held, unless they lie beyond the
     /// new horizon. (Else one slot of a daily pace would hold a faster one back for a day.)
     pub fn reconfigure(&mut self, settings: Settings) {
+        // What part of the cursor others take was learnt at the old pace, and is as true at the new one.
+        let before = i128::from(self.settings.interval.max(1));
+        let scaled = i128::from(self.spacing) * i128::from(settings.interval) / before;
         self.settings = settings;
-        self.spacing = self.spacing.max(settings.interval);
+        self.spacing = Nanos::try_from(scaled)
+            .unwrap_or(Nanos::MAX)
+            .max(self.interval());
+        self.busy_since = None;
         self.reassess_at = LocalTime(Nanos::MIN);
+    }
+
+    /// A new regime of the throttle, and the `episode` of the slots that are granted from now on. Slots held that lie
+    /// before the end of a halt are void, and with a lockout or an operator's pause the queue is refused.
+    pub fn regulate(&mut self, now: LocalTime, regime: Regime, episode: u64) {
+        self.episode = episode;
+        if regime == self.regime {
+            return;
+        }
+        if regime.multiplier < self.regime.multiplier {
+            // What was learnt of the pace was learnt of a slower one.
+            self.spacing = Nanos::MIN;
+            self.busy_since = None;
+        }
+        self.regime = regime;
+        self.spacing = self.spacing.max(self.interval());
+        self.reassess_at = LocalTime(Nanos::MIN);
+        if let Some(halt) = regime.halt.filter(|h| h.until > now) {
+            let before = self.slots.len();
+            self.slots.retain(|s| s.at >= halt.until);
+            self.void(before - self.slots.len());
+            self.last_slot = self.slots.back().map(|s| s.at);
+        }
+    }
+
+    /// What a new request would be told, and each that waits, while the destination is locked or paused.
+    fn closed(&self, now: LocalTime) -> Option<Refusal> {
+        let halt = self.regime.halt.filter(|h| h.until > now)?;
+        let cause = match halt.cause {
+            throttle::Cause::Hold => return None,
+            throttle::Cause::Lockout(status) => Cause::LockedOut(status),
+            throttle::Cause::Pause => Cause::Paused,
+        };
+        Some(Refusal {
+            cause,
+            retry_after: halt.until.since(now),
+        })
+    }
+
+    /// When a halt ends that the queue waits for.
+    fn held_until(&self, now: LocalTime) -> Option<LocalTime> {
+        let Halt { until, .. } = self.regime.halt?;
+        (until > now).then_some(until)
+    }
+
+    /// The interval between slots that is in force.
+    fn interval(&self) -> Nanos {
+        self.settings
+            .interval
+            .saturating_mul(Nanos::from(self.regime.multiplier.max(1)))
+    }
+
+    /// What the interval is multiplied by.
+    pub fn multiplier(&self) -> u32 {
+        self.regime.multiplier.max(1)
     }
 
     /// What to do next, or `None` until [`Pacer::wake_at`] or the next event.
@@ -431,6 +532,7 @@ impl Pacer {
             return Some(dispatch);
         }
         self.refuse_late(now, now);
+        self.refuse_closed(now);
         self.refuse_hopeless(now);
         if let Some(refuse) = self.outbox.pop_front() {
             return Some(refuse);
@@ -444,12 +546,13 @@ impl Pacer {
         let may_send = !self.ready.is_empty() && self.has_room(0);
         let slot = self.slots.front().filter(|_| may_send).map(|s| s.at);
         let deadline = self.deadlines.first().map(|(t, _)| *t);
-        let store = self
-            .retry_store_at
-            .filter(|_| !self.reserving && self.slots_wanted() > 0);
+        let wants = !self.reserving && self.slots_wanted() > 0;
+        let store = self.retry_store_at.filter(|_| wants);
+        let halt = self.regime.halt.filter(|_| wants).map(|h| h.until);
         let may_connect = !self.far.is_empty() && self.connecting() < CONNECTING_LIMIT;
         let slow = self.young.first().filter(|_| may_connect);
         let slow = slow.map(|(told, _)| told.plus(SLOW_CONNECT));
+        let store = [store, halt].into_iter().flatten().max();
         [slot, deadline, store, slow].into_iter().flatten().min()
     }
 
@@ -493,7 +596,7 @@ impl Pacer {
         if let Some(before) = self.busy_since {
             // One long gap (a pause, a foreign burst) must not make the whole queue look hopeless.
             let gap = slot.at.since(before).min(self.spacing.saturating_mul(4));
-            self.spacing = (self.spacing + (gap - self.spacing) / 4).max(self.settings.interval);
+            self.spacing = (self.spacing + (gap - self.spacing) / 4).max(self.interval());
         }
         self.busy_since = (!self.line.is_empty()).then_some(slot.at);
         Some(Action::Dispatch(
@@ -519,6 +622,21 @@ impl Pacer {
                 Cause::WaitTooLong
             };
             let refusal = self.refusal(now, cause, patience);
+            self.outbox.push_back(Action::Refuse(id, refusal));
+        }
+    }
+
+    /// Refuses all that wait, if the destination is locked or paused.
+    fn refuse_closed(&mut self, now: LocalTime) {
+        if self.line.is_empty() {
+            return;
+        }
+        let Some(refusal) = self.closed(now) else {
+            return;
+        };
+        let all: Vec<Id> = self.waiters.keys().copied().collect();
+        for id in all {
+            self.remove(id, false);
             self.outbox.push_back(Action::Refuse(id, refusal));
         }
     }
@@ -588,7 +706,8 @@ impl Pacer {
     }
 
     fn reserve(&mut self, now: LocalTime) -> Option<Action> {
-        if self.reserving || self.retry_store_at.is_some_and(|t| now < t) {
+        let retry = self.retry_store_at.is_some_and(|t| now < t);
+        if self.reserving || retry || self.held_until(now).is_some() {
             return None;
         }
         let wanted = self.slots_wanted();
@@ -599,11 +718,11 @@ impl Pacer {
         self.retry_store_at = None;
         Some(Action::Reserve(Ask {
             slots: u32::try_from(wanted).unwrap_or(u32::MAX),
-            interval: self.settings.interval,
+            interval: self.interval(),
             lead: 0,
             floor: self.floor,
             horizon: self.horizon(),
-            held: held(self.settings.interval, self.others_hold()),
+            held: held(self.interval(), self.others_hold()),
         }))
     }
 
@@ -627,7 +746,7 @@ impl Pacer {
     }
 
     fn horizon(&self) -> Nanos {
-        horizon(self.settings.interval, self.settings.max_replicas)
+        horizon(self.interval(), self.settings.max_replicas)
     }
 
     fn has_room(&self, more: usize) -> bool {
@@ -667,13 +786,14 @@ impl Pacer {
         let next = self
             .last_slot
             .map_or(now, |t| t.plus(self.spacing))
-            .max(now);
+            .max(now)
+            .max(self.held_until(now).unwrap_or(now));
         next.plus(self.spacing.saturating_mul(beyond))
     }
 
     /// How long before its deadline a request should have its slot: slots are mapped a little late, and timers fire late.
     fn margin(&self) -> Nanos {
-        MILLISECOND + self.settings.interval / 1_000
+        MILLISECOND + self.interval() / 1_000
     }
 
     /// A refusal whose `Retry-After` comes true. A request of this patience finds room once the queue has drained to

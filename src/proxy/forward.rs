@@ -5,7 +5,8 @@
 
 use std::{sync::atomic::Ordering::Relaxed, time::Duration};
 
-use http::{Request, Response, StatusCode, header::UPGRADE};
+use http::{Method, Request, Response, StatusCode, header::UPGRADE};
+use http_body_util::{BodyExt, Limited};
 use tokio::time::Instant;
 
 use crate::{
@@ -21,6 +22,7 @@ use crate::{
     },
     proxy::{Downstream, Proxy, answer::Answer, connect::Plan},
     record::Record,
+    rules::Rules,
     upstream::{
         Target,
         exchange::{AnswerBody, Outgoing, Ready, Unanswered},
@@ -33,6 +35,10 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
 const SLOW_CONNECT: Duration = Duration::from_millis(900);
 /// How often a request may come back unsent before it is given up: each time a connection broke at the worst moment.
 const UNSENT_LIMIT: usize = 3;
+
+/// The largest answer that is read to its end only to use its connection again, and how long that may take.
+const DISCARDED: usize = 64 * 1024;
+const DISCARD_DEADLINE: Duration = Duration::from_millis(250);
 
 /// What the client asks of the queue.
 #[derive(Clone, Copy, Debug)]
@@ -51,20 +57,15 @@ pub struct Terms {
 /// Why it was not sent, or not answered.
 pub async fn forward(
     downstream: &Downstream,
+    rules: &Rules,
     terms: Terms,
     request: Request<Outgoing>,
     target: Target,
     record: &mut Record,
 ) -> Result<Response<Answer>, Error> {
-    let proxy = &downstream.proxy;
-    let max_wait = terms
-        .max_wait
-        .map_or(proxy.settings.max_wait, |w| w.min(proxy.settings.max_wait));
-    match proxy
-        .destinations
-        .governing(&target.authority.host)
-        .cloned()
-    {
+    let longest = rules.settings().max_wait;
+    let max_wait = terms.max_wait.map_or(longest, |w| w.min(longest));
+    match rules.destinations.governing(&target.authority.host) {
         Some(destination) => {
             record.governed_by(destination.clone());
             if destination.config().dry_run {
@@ -73,7 +74,7 @@ pub async fn forward(
             }
             paced(
                 downstream,
-                &destination,
+                destination,
                 terms,
                 max_wait,
                 request,
@@ -82,7 +83,7 @@ pub async fn forward(
             )
             .await
         }
-        None if proxy.settings.ungoverned == Ungoverned::Deny => Err(Error::HostDenied),
+        None if rules.settings().ungoverned == Ungoverned::Deny => Err(Error::HostDenied),
         None => unpaced(downstream, request, &target, record).await,
     }
 }
@@ -107,16 +108,19 @@ async fn paced(
         .enter(arrival)
         .map_err(Error::Paced)?;
     let (proxy, switches) = (&downstream.proxy, request.headers().contains_key(UPGRADE));
-    let mut unsent = 0;
+    let (mut unsent, mut is_near) = (0, false);
+    let mut repeats = destination.config().retry_throttled;
+    let url = destination.url_of(&request, target);
     loop {
         let mut drain = downstream.drain.clone();
         let (departure, ready) = tokio::select! {
             biased;
-            turn = turn(proxy, target, ticket, record, unsent > 0, request.body_mut()) => turn?,
+            turn = turn(proxy, target, ticket, record, (is_near, unsent > 0), request.body_mut()) => turn?,
             () = drain.given_up() => return Err(Error::Draining),
         };
         destination.dispatched(&departure, arrived);
         record.queued();
+        let repeat = (repeats > 0).then(|| repeatable(&request)).flatten();
         match exchange(request, ready, record).await {
             Ok((response, ready)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 return switch(
@@ -130,7 +134,19 @@ async fn paced(
                 .await;
             }
             Ok((response, ready)) => {
-                return answer(proxy, response, ready, Some(departure), record);
+                let verdict = destination.verdict(response.status(), response.headers());
+                destination.heed(&departure, verdict, &url).await;
+                match repeat {
+                    Some(again) if verdict.is_throttled() && departure.may_go_again() => {
+                        repeats -= 1;
+                        record.goes_again(response.status());
+                        discard(response, ready).await;
+                        request = again;
+                        ticket = departure.go_again();
+                        is_near = true;
+                    }
+                    _ => return answer(proxy, response, ready, Some(departure), record),
+                }
             }
             Err(Unanswered::Failed(e)) => return Err(e),
             Err(Unanswered::Unsent(back)) => {
@@ -140,23 +156,44 @@ async fn paced(
                 }
                 request = *back;
                 ticket = departure.recall();
+                is_near = true;
             }
         }
     }
 }
 
-/// Waits for this request's turn, its connection being made ready meanwhile. With `fresh` the connection is a new one:
-/// one from the pool has just turned out to be dead.
+/// The same request once more, if it may be sent twice (RFC 9110 section 9.2.2) and has no body.
+fn repeatable(request: &Request<Outgoing>) -> Option<Request<Outgoing>> {
+    let safe = [Method::GET, Method::HEAD, Method::OPTIONS];
+    if !safe.contains(request.method()) || request.headers().contains_key(UPGRADE) {
+        return None;
+    }
+    let mut again = Request::new(request.body().repeated()?);
+    *again.method_mut() = request.method().clone();
+    *again.uri_mut() = request.uri().clone();
+    *again.version_mut() = request.version();
+    *again.headers_mut() = request.headers().clone();
+    Some(again)
+}
+
+/// Reads an answer that nobody will see, so that its connection can be used again, unless that takes long.
+async fn discard(response: Response<hyper::body::Incoming>, ready: Ready) {
+    let body = Limited::new(AnswerBody::new(response.into_body(), ready), DISCARDED);
+    let _ = tokio::time::timeout(DISCARD_DEADLINE, body.collect()).await;
+}
+
+/// Waits for this request's turn, its connection being made ready meanwhile: at once, with `told`, for one that is back in
+/// its place near the head. With `fresh` the connection is a new one: one from the pool has just turned out to be dead.
 async fn turn(
     proxy: &Proxy,
     target: &Target,
     mut ticket: Ticket,
     record: &mut Record,
-    mut fresh: bool,
+    (mut told, mut fresh): (bool, bool),
     body: &mut Outgoing,
 ) -> Result<(Departure, Ready), Error> {
     let mut held: Option<Ready> = None;
-    let (mut told, expects) = (fresh, body.is_expected());
+    let expects = body.is_expected();
     loop {
         if held.is_none() && told {
             held = Some(connect(proxy, target, &mut ticket, record, fresh).await?);
@@ -323,7 +360,7 @@ fn answer(
     record.answered(response.status());
     let (mut head, body) = response.into_parts();
     headers::strip_response(&mut head.headers);
-    if proxy.settings.via {
+    if proxy.in_force.now().settings().via {
         headers::add_via(&mut head.headers, head.version);
     }
     head.version = http::Version::HTTP_11;

@@ -10,6 +10,8 @@ mod keeper;
 pub mod leases;
 pub mod session;
 pub mod sql;
+pub mod throttles;
+mod watches;
 
 use std::{
     collections::BTreeMap,
@@ -23,8 +25,9 @@ use self::{
     address::Address,
     error::{Reason, StoreError},
     keeper::Keeper,
-    session::{Prepared, Session},
+    session::{Prepared, Reply, Session},
     sql::Table,
+    watches::{Heard, Watches},
 };
 use crate::{
     config,
@@ -32,7 +35,7 @@ use crate::{
     metrics::Metrics,
     pacing::{
         clock::ClockBounds,
-        cursor::{Ask, Granted},
+        cursor::Ask,
         time::{LocalTime, duration},
     },
 };
@@ -57,6 +60,7 @@ pub struct Postgres {
     lost: mpsc::Sender<(Arc<Sessions>, StoreError)>,
     clock: Arc<Mutex<ClockBounds>>,
     membership: Arc<Membership>,
+    watches: Arc<Watches>,
     metrics: Arc<Metrics>,
 }
 
@@ -76,6 +80,7 @@ impl Postgres {
         let (lost, losses) = mpsc::channel(16);
         let membership = Arc::new(Membership::new(config, ceilings, LocalTime::now()));
         let clock = Arc::new(Mutex::new(ClockBounds::default()));
+        let watches = Arc::new(Watches::default());
         let store = Arc::new(Postgres {
             key_prefix: config.key_prefix.clone(),
             table: Table::new(&config.table),
@@ -83,6 +88,7 @@ impl Postgres {
             lost,
             clock: clock.clone(),
             membership: membership.clone(),
+            watches: watches.clone(),
             metrics: metrics.clone(),
         });
         let keeper = Keeper {
@@ -94,6 +100,7 @@ impl Postgres {
             losses,
             clock,
             membership,
+            watches,
             metrics,
         };
         tokio::spawn(keeper.run());
@@ -171,16 +178,28 @@ impl Postgres {
         self.sessions.borrow().is_some()
     }
 
-    /// Takes slots from the cursor in row `key`; with `aside` on the second connection, for a row that was locked.
+    /// The row that holds the state of the throttle of the cursor called `name`. (No destination's name has a colon.)
+    pub fn throttle_key(&self, name: &str) -> String {
+        format!("{}{}{name}", self.key_prefix, config::THROTTLE_PREFIX)
+    }
+
+    /// Has `heard` told, with each heartbeat, what the row `key` holds, until it returns `false`.
+    pub fn watch(&self, key: String, heard: Heard) {
+        self.watches.add(key, heard);
+    }
+
+    /// Takes slots from the cursor in row `key`, if `throttle`, a row's key, begins with the word given; with `aside` on the
+    /// second connection, for a row that was locked.
     ///
     /// # Errors
     /// No slots are to be had from this call; it may yet have moved the cursor.
     pub async fn reserve(
         &self,
         key: &str,
+        throttle: (&str, &str),
         mut ask: Ask,
         aside: bool,
-    ) -> Result<Granted, StoreError> {
+    ) -> Result<Reply, StoreError> {
         let Some(sessions) = self.sessions.borrow().clone() else {
             return Err(StoreError::new(Reason::Away, "no connection to Postgres"));
         };
@@ -191,7 +210,7 @@ impl Postgres {
         };
         ask.lead = self.with_clock(|c| c.lead());
         let sent = LocalTime::now();
-        let reply = tokio::time::timeout(CALL_DEADLINE, session.reserve(key, &ask)).await;
+        let reply = tokio::time::timeout(CALL_DEADLINE, session.reserve(key, throttle, &ask)).await;
         let received = LocalTime::now();
         let outcome = reply
             .unwrap_or_else(|_| Err(StoreError::new(Reason::Timeout, "no reply from Postgres")));
@@ -200,9 +219,9 @@ impl Postgres {
             outcome.as_ref().err().map(|e| e.reason().label()),
         );
         match outcome {
-            Ok(granted) => {
-                self.with_clock(|c| c.observe(sent, received, granted.now));
-                Ok(granted)
+            Ok(reply) => {
+                self.with_clock(|c| c.observe(sent, received, reply.now));
+                Ok(reply)
             }
             Err(e) => {
                 if e.ends_session() {

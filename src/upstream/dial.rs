@@ -43,6 +43,7 @@ const HAPPY_EYEBALLS: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub struct Dialer {
     tls: Arc<ClientConfig>,
+    roots: Arc<RootCertStore>,
     overrides: BTreeMap<Authority, Authority>,
     reach: Reach,
 }
@@ -53,16 +54,17 @@ impl Dialer {
     /// # Errors
     /// A file cannot be read, or there is no root at all.
     pub fn new(config: &config::Upstream, reach: Reach) -> Result<Self, String> {
-        let roots = roots(config)?;
+        let roots = Arc::new(roots(config)?);
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let mut tls = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|e| e.to_string())?
-            .with_root_certificates(roots)
+            .with_root_certificates(roots.clone())
             .with_no_client_auth();
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Dialer {
             tls: Arc::new(tls),
+            roots,
             overrides: config.resolve.clone(),
             reach,
         })
@@ -86,6 +88,25 @@ impl Dialer {
     /// Whether the operator said where this host and port are.
     pub fn is_overridden(&self, authority: &Authority) -> bool {
         self.overrides.contains_key(authority)
+    }
+
+    /// Whether it leads every authority where `other` does, and trusts the same.
+    pub fn is_like(&self, other: &Dialer) -> bool {
+        self.overrides == other.overrides
+            && self.reach.listed() == other.reach.listed()
+            && self.roots.roots == other.roots.roots
+    }
+
+    /// Whether `authority`, which was reached at `address`, could be reached there now.
+    ///
+    /// # Errors
+    /// As [`Dialer::check_literal`].
+    pub fn check_reached(&self, authority: &Authority, address: SocketAddr) -> Result<(), Error> {
+        match authority.host {
+            _ if self.is_overridden(authority) => Ok(()),
+            Host::Ip(ip) => self.check_literal(ip, authority),
+            Host::Name(_) => self.reach.check(address),
+        }
     }
 
     /// A stream to `target`, TLS included.

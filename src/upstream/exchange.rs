@@ -34,7 +34,8 @@ use crate::{
 /// The body of a request on its way to an origin, its bytes counted as they go.
 #[derive(Debug)]
 pub struct Outgoing {
-    incoming: Incoming,
+    /// `None` for a message that is sent again: it has no body.
+    incoming: Option<Incoming>,
     /// What was read while the request waited.
     ahead: VecDeque<Frame<Bytes>>,
     ahead_bytes: usize,
@@ -48,11 +49,22 @@ impl Outgoing {
     pub fn new(incoming: Incoming, sent: Arc<AtomicU64>, expected: bool) -> Self {
         Outgoing {
             expected,
-            incoming,
+            incoming: Some(incoming),
             ahead: VecDeque::new(),
             ahead_bytes: 0,
             sent,
         }
+    }
+
+    /// The body of the same message sent once more, if it has none.
+    pub fn repeated(&self) -> Option<Self> {
+        self.is_end_stream().then(|| Outgoing {
+            incoming: None,
+            ahead: VecDeque::new(),
+            ahead_bytes: 0,
+            sent: self.sent.clone(),
+            expected: false,
+        })
     }
 
     /// Whether the client waits for leave to send it.
@@ -65,7 +77,10 @@ impl Outgoing {
     pub async fn read_ahead(&mut self) -> hyper::Error {
         std::future::poll_fn(|cx| {
             while self.ahead_bytes < AHEAD {
-                match ready!(Pin::new(&mut self.incoming).poll_frame(cx)) {
+                let Some(incoming) = &mut self.incoming else {
+                    break;
+                };
+                match ready!(Pin::new(incoming).poll_frame(cx)) {
                     Some(Ok(frame)) => {
                         self.ahead_bytes += frame.data_ref().map_or(0, Bytes::len);
                         self.ahead.push_back(frame);
@@ -90,7 +105,10 @@ impl Body for Outgoing {
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let mut frame = match self.ahead.pop_front() {
             Some(frame) => Some(Ok(frame)),
-            None => ready!(Pin::new(&mut self.incoming).poll_frame(cx)),
+            None => match &mut self.incoming {
+                Some(incoming) => ready!(Pin::new(incoming).poll_frame(cx)),
+                None => None,
+            },
         };
         strip_trailers(&mut frame);
         if let Some(data) = frame
@@ -104,7 +122,7 @@ impl Body for Outgoing {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.ahead.is_empty() && self.incoming.is_end_stream()
+        self.ahead.is_empty() && self.incoming.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
@@ -114,7 +132,9 @@ impl Body for Outgoing {
             .filter_map(Frame::data_ref)
             .map(Bytes::len)
             .sum();
-        let (ahead, rest) = (ahead as u64, self.incoming.size_hint());
+        let none = || SizeHint::with_exact(0);
+        let rest = self.incoming.as_ref().map_or_else(none, Body::size_hint);
+        let ahead = ahead as u64;
         let mut hint = SizeHint::new();
         hint.set_lower(rest.lower().saturating_add(ahead));
         if let Some(upper) = rest.upper() {

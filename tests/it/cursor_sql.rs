@@ -12,6 +12,7 @@ use std::{
 use paceline::{
     pacing::{
         cursor::{self, Ask, Granted},
+        throttle::NO_ROW,
         time::{MILLISECOND, Nanos, SECOND, StoreTime, duration},
     },
     store::postgres::{
@@ -35,6 +36,8 @@ use crate::{
     shared_cache::make_table,
 };
 
+/// A throttle's row that nobody writes, and the word of a row that is not there.
+const THROTTLE: (&str, &str) = ("throttle:nobody", NO_ROW);
 const KEY: &str = "harvest-rate-cursor:google_image";
 /// Well before the year 2041, until which the statement reads its clock exactly, and after this was written.
 const START: Nanos = 1_800_000_000 * SECOND;
@@ -156,8 +159,9 @@ fn open(url: &str) -> Session {
 }
 
 fn take(session: &Session, key: &str, ask: &Ask) -> Granted {
-    let granted = runtime().block_on(session.reserve(key, ask));
-    granted.expect("a reservation never fails for what stands in the row")
+    let reply = runtime().block_on(session.reserve(key, THROTTLE, ask));
+    let reply = reply.expect("a reservation never fails for what stands in the row");
+    reply.granted.expect("the pace is as it was thought to be")
 }
 
 /// A bare decimal in nanoseconds, rounded as Postgres rounds it.
@@ -367,11 +371,52 @@ fn a_row_that_stays_locked_fails_the_call_and_moves_nothing() {
         }
         let before = take(&session, KEY, &ask(1, MILLISECOND));
         sql.run("BEGIN; UPDATE shared_cache SET value = value");
-        let refused = runtime().block_on(session.reserve(KEY, &ask(20, SECOND)));
+        let refused = runtime().block_on(session.reserve(KEY, THROTTLE, &ask(20, SECOND)));
         sql.run("ROLLBACK");
         assert!(refused.is_err());
         let after = take(&session, KEY, &ask(1, MILLISECOND));
         assert!(after.start.since(before.start) < 10 * SECOND);
+    }
+}
+
+#[test]
+fn a_reservation_in_ignorance_of_the_throttle_takes_no_slot_and_brings_its_row() {
+    let postgres = Postgres::start();
+    let (sql, mut session) = (postgres.sql(), open_after_table(&postgres));
+    let ask = ask(20, SECOND);
+    for pooled in [false, true] {
+        if pooled {
+            session.reserve = Prepared::Unnamed(sql::reserve(&Table::new("shared_cache"), true));
+        }
+        sql.run("DELETE FROM shared_cache");
+        let before = take(&session, KEY, &ask);
+        let cursor = sql.texts("SELECT value FROM shared_cache");
+        let row = "2 {\"state\": 0}";
+        sql.run(&format!(
+            "INSERT INTO shared_cache VALUES ('{}', '{row}', now() + interval '1 hour')",
+            THROTTLE.0
+        ));
+        let reply = |word| {
+            let call = session.reserve(KEY, (THROTTLE.0, word), &ask);
+            runtime().block_on(call).expect("a reply")
+        };
+        let ignorant = reply(NO_ROW);
+        assert_eq!(
+            (ignorant.granted, ignorant.throttle.as_deref()),
+            (None, Some(row))
+        );
+        let kept = format!("SELECT value FROM shared_cache WHERE cache_key = '{KEY}'");
+        assert_eq!(sql.texts(&kept), cursor, "the cursor moved");
+        let knowing = reply("2");
+        assert_eq!(knowing.granted.map(|g| g.start), Some(before.end()));
+        assert_eq!(knowing.throttle.as_deref(), Some(row));
+        // Without a cursor, too.
+        sql.run(&format!(
+            "DELETE FROM shared_cache WHERE cache_key = '{KEY}'"
+        ));
+        assert_eq!(reply("4").granted, None);
+        let first = reply("2").granted.expect("slots");
+        assert!(first.start.since(first.now) < SECOND, "slots were lost");
     }
 }
 

@@ -80,6 +80,32 @@ fn a_stopped_replica_finishes_its_queue_and_its_flights_and_ends_with_zero() {
 }
 
 #[test]
+fn a_request_that_was_on_its_way_when_the_drain_began_is_answered_and_told_that_it_is_the_last() {
+    let (origin, site) = (Origin::tls(&[HOST]), Site::new());
+    let recipe = Recipe::new()
+        .destination("google_image", &["*.googleusercontent.com"], "100.0")
+        .origin(&origin);
+    let mut replica = Replica::start(&site, "r0", &recipe);
+    let browser = replica.browser(&site, HOST);
+    let patience = Duration::from_secs(5);
+    let fresh = TcpStream::connect(replica.proxy()).unwrap();
+    let mut sessions = [browser.tunnel().unwrap(), browser.tunnel().unwrap()];
+    assert_eq!(sessions[1].get("/b/1?id=before").unwrap().status(), 200);
+    replica.signal(Signal::TERM);
+    await_until("/readyz says no", patience, || {
+        (replica.readiness().ok()? == 503).then_some(())
+    });
+    for session in &mut sessions {
+        let answer = session.get("/b/1?id=late").unwrap();
+        assert_eq!(answer.status(), 200);
+        assert_eq!(answer.field("connection"), Some("close"));
+    }
+    // One on which nothing was ever said holds nothing up.
+    assert_eq!(replica.await_end(patience).code(), Some(0));
+    drop(fresh);
+}
+
+#[test]
 fn an_idle_replica_ends_at_once_on_sigterm_and_on_sigint() {
     for signal in [Signal::TERM, Signal::INT] {
         let site = Site::new();

@@ -3,6 +3,7 @@
 use paceline::pacing::{
     clock::Observed,
     cursor::{Ask, Granted},
+    throttle,
     time::{MILLISECOND, Nanos, SECOND},
 };
 
@@ -13,7 +14,7 @@ use super::{
 };
 
 /// A call to the store is given up after this long, and made again after that pause.
-const CALL_DEADLINE: Nanos = SECOND;
+pub const CALL_DEADLINE: Nanos = SECOND;
 const RETRY_STORE: Nanos = 100 * MILLISECOND;
 
 impl World {
@@ -33,6 +34,7 @@ impl World {
             sent_at: t,
         };
         r.call = Some(self.calls);
+        let word = r.tracker.row_word().to_owned();
         let cut_off = t < r.outage_until;
         let lost = cut_off || self.random.chance(self.plan.lost_request);
         let lost_reply = self.random.chance(self.plan.lost_reply);
@@ -43,6 +45,7 @@ impl World {
                 Event::Asked {
                     call,
                     ask,
+                    word,
                     lost_reply,
                 },
             );
@@ -50,22 +53,37 @@ impl World {
         self.schedule(t + CALL_DEADLINE, Event::TimedOut(call));
     }
 
-    pub fn asked(&mut self, t: True, call: Call, ask: Ask, lost_reply: bool) -> Result<(), String> {
+    pub fn asked(
+        &mut self,
+        t: True,
+        call: Call,
+        ask: Ask,
+        word: &str,
+        lost_reply: bool,
+    ) -> Result<(), String> {
         let steps = self.store.steps();
         let r = &self.replicas[call.replica];
         let knows = r
             .knows
             .filter(|(_, then)| *then == steps && r.life == call.life)
             .map(|(end, _)| end);
-        let granted = self.store.reserve(t, call.replica, &ask, knows)?;
-        let first = self.store.slots.len() - granted.slots as usize;
-        if !lost_reply && t >= r.outage_until {
+        let throttle = self.store.throttle.clone();
+        let knows_pace = throttle::word(throttle.as_deref()) == word;
+        let granted = if knows_pace || self.planted == Planted::PaceUnasked {
+            self.check_halt(t)?;
+            Some(self.store.reserve(t, call.replica, &ask, knows)?)
+        } else {
+            None
+        };
+        let first = self.store.slots.len() - granted.map_or(0, |g| g.slots as usize);
+        if !lost_reply && t >= self.replicas[call.replica].outage_until {
             let arrives = t + self.travel();
             self.schedule(
                 arrives,
                 Event::Replied {
                     call,
                     granted,
+                    throttle,
                     read: t,
                     steps,
                     first,
@@ -88,7 +106,7 @@ impl World {
         self.pump(t, call.replica)
     }
 
-    fn travel(&mut self) -> Nanos {
+    pub fn travel(&mut self) -> Nanos {
         let base = self.random.within(self.plan.one_way.clone())
             + self.random.within(0..=self.plan.jitter);
         if self.random.chance(self.plan.spikes) {
@@ -125,7 +143,8 @@ impl World {
             // What others hold of the time before is let pass, too.
             let settings = core.pacer.settings();
             let held = Nanos::from(settings.max_replicas) * core.most_held;
-            core.drops_until = now.plus(settings.interval * held);
+            let interval = settings.interval * Nanos::from(core.pacer.multiplier());
+            core.drops_until = core.drops_until.max(now.plus(interval * held));
         }
         core.pacer.granted(now, granted, &core.bounds);
         core.received += u64::from(granted.slots);

@@ -153,6 +153,7 @@ impl World {
             && self.plan.jitter <= 5 * MILLISECOND
             && self.plan.lost_request == 0
             && self.plan.lost_reply == 0
+            && self.plan.storms.is_empty()
     }
 
     /// How long a replica that can send may take to give out a slot.
@@ -210,6 +211,7 @@ impl World {
         let opened = core.bounds.to_local(account.start, core.now(t));
         let moved = opened.is_none_or(|opened| at.since(opened) > MILLISECOND);
         let excused = account.given
+            || at < core.drops_until
             || core.life != life
             || core.down
             || core.bounds.steps() != steps

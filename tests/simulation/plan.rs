@@ -57,6 +57,12 @@ pub struct Plan {
     /// Refused clients come back when they were told to, this often.
     pub comebacks: u32,
     pub faults: Vec<(True, Fault)>,
+    /// Times in which the origin protests, to how many of the answers.
+    pub storms: Vec<(std::ops::Range<True>, PerMille)>,
+    /// Protests that ask for a pause, and for how long; and those whose request goes again.
+    pub asks_to_wait: PerMille,
+    pub wait: Spans,
+    pub goes_again: PerMille,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -116,6 +122,10 @@ impl Plan {
             service: MILLISECOND..=50 * MILLISECOND,
             comebacks: 0,
             faults: Vec::new(),
+            storms: Vec::new(),
+            asks_to_wait: 0,
+            wait: SECOND..=SECOND,
+            goes_again: 0,
         }
     }
 
@@ -172,6 +182,28 @@ impl Plan {
                 plan.faults.push((random.within(0..=plan.span), fault));
             }
         }
+        if random.chance(300) {
+            for _ in 0..random.within(1..=2) {
+                let from = random.within(0..=plan.span);
+                let until = from + random.within(0..=plan.span / 3);
+                let often = random.within(100..=1_000) as u32;
+                plan.storms.push((from..until, often));
+            }
+            plan.asks_to_wait = some(random, 500);
+            let wait = random.magnitude(10 * MILLISECOND..=4 * SECOND);
+            plan.wait = wait / 4..=wait;
+            plan.goes_again = some(random, 500);
+        }
+        plan
+    }
+
+    /// The origin protests for a while, and then no more; the queue is never empty.
+    pub fn with_a_storm(seed: u64, random: &mut Random) -> Self {
+        let mut plan = Plan::saturated(seed, random);
+        plan.bursts = vec![(0, SATURATED_SLOTS as usize * 4)];
+        plan.patience = 40 * plan.span + SECOND..=40 * plan.span + SECOND;
+        let until = plan.interval * random.within(5..=40);
+        plan.storms = vec![(0..until, random.within(200..=1_000) as u32)];
         plan
     }
 

@@ -8,10 +8,19 @@ use std::collections::{BTreeMap, HashMap};
 use paceline::pacing::{
     clock::ClockBounds,
     pacer::{Dispatched, Id, Pacer, Settings, Slot},
-    time::{LocalTime, Nanos, StoreTime},
+    throttle::{Moment, Rules, tracker::Tracker},
+    time::{LocalTime, Nanos, SECOND, StoreTime},
 };
 
 use super::clocks::{Clock, True};
+
+/// Few answers are enough for a recovery, so that histories need not be long.
+pub const RULES: Rules = Rules {
+    recovery_after: 6,
+    lockout_after: 3,
+    lockout_for: 900 * SECOND,
+    retry_after_cap: 3 * SECOND,
+};
 
 /// The number of one request in one history.
 pub type Request = usize;
@@ -21,6 +30,10 @@ pub struct Replica {
     pub clock: Clock,
     pub bounds: ClockBounds,
     pub pacer: Pacer,
+    pub tracker: Tracker,
+    /// The write of the throttle's row that is under way, and before when none is to be tried again.
+    pub write: Option<u64>,
+    pub write_from: LocalTime,
     /// Counts restarts: what was meant for an earlier life is dropped.
     pub life: u32,
     pub down: bool,
@@ -84,6 +97,9 @@ impl Replica {
             clock,
             bounds: ClockBounds::default(),
             pacer: Pacer::new(settings),
+            tracker: Tracker::new(RULES),
+            write: None,
+            write_from: LocalTime(Nanos::MIN),
             life: 0,
             down: false,
             suspended_until: 0,
@@ -123,6 +139,15 @@ impl Replica {
 
     pub fn now(&self, t: True) -> LocalTime {
         LocalTime(self.clock.read(t))
+    }
+
+    pub fn moment(&self, t: True) -> Moment {
+        let now = self.now(t);
+        let there = self.bounds.to_store(now, now);
+        Moment {
+            now,
+            offset: there.map(|s| s.0 - now.0),
+        }
     }
 
     /// Whether a slot could be used at once.

@@ -19,11 +19,14 @@ const ACTIONS_AT_ONCE: usize = 50_000;
 impl World {
     pub fn arrive(&mut self, t: True, r: Request) -> Result<(), String> {
         let journey = &mut self.journeys[r];
-        let replica = &mut self.replicas[journey.replica];
-        if replica.down {
+        if self.replicas[journey.replica].down {
             // Nobody listens: the request was never taken, and nothing is promised about it.
             return Ok(());
         }
+        let replica = journey.replica;
+        self.regulate(t, replica)?;
+        let journey = &mut self.journeys[r];
+        let replica = &mut self.replicas[journey.replica];
         let now = replica.now(t);
         journey.state = State::Waiting;
         journey.life = replica.life;
@@ -175,13 +178,30 @@ impl World {
         self.pump(t, replica)
     }
 
+    /// The answer has come: clean, or a protest after which the request may go again.
     pub fn finished(&mut self, t: True, r: Request, turn: u32) -> Result<(), String> {
         if !self.is_alive(r) || self.journeys[r].turn != turn {
             return Ok(());
         }
+        let State::Out(who, slot) = self.journeys[r].state else {
+            return Ok(());
+        };
         let replica = self.journeys[r].replica;
-        self.replicas[replica].pacer.finished();
-        self.end(r, End::Dispatched)?;
+        let protested = self.heed(t, replica, slot.episode)?;
+        let core = &mut self.replicas[replica];
+        let now = core.now(t);
+        let again = protested && self.random.chance(self.plan.goes_again);
+        if again && core.pacer.may_again(now, &who) {
+            core.pacer.again(now, who);
+            core.enqueue(r, false);
+            self.journeys[r].state = State::Waiting;
+            self.journeys[r].back_at = t;
+            self.journeys[r].turn += 1;
+            self.dial(t, r);
+        } else {
+            core.pacer.finished();
+            self.end(r, End::Dispatched)?;
+        }
         self.pump(t, replica)
     }
 
@@ -224,6 +244,7 @@ impl World {
         if self.replicas[replica].down {
             return Ok(());
         }
+        self.regulate(t, replica)?;
         let now = self.replicas[replica].now(t);
         let mut actions = 0;
         while let Some(action) = self.replicas[replica].pacer.next_action(now) {
@@ -268,12 +289,16 @@ impl World {
     }
 
     fn arm(&mut self, t: True, replica: usize) {
-        let wake_at = self.replicas[replica].pacer.wake_at();
-        if wake_at == self.replicas[replica].armed {
+        self.write_throttle(t, replica);
+        let core = &mut self.replicas[replica];
+        let write_at = core.tracker.writes_at().filter(|_| core.write.is_none());
+        let write_at = write_at.map(|at| at.max(core.write_from));
+        let wake_at = [write_at, core.pacer.wake_at()].into_iter().flatten().min();
+        if wake_at == core.armed {
             return;
         }
-        self.replicas[replica].armed = wake_at;
-        self.replicas[replica].timer += 1;
+        core.armed = wake_at;
+        core.timer += 1;
         if let Some(wake_at) = wake_at {
             let at = self.fires(t, replica, wake_at);
             self.schedule(at, Event::Timer(replica, self.replicas[replica].timer));

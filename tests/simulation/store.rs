@@ -45,6 +45,8 @@ pub struct Store {
     stepped: Nanos,
     steps: u64,
     row: Option<StoreTime>,
+    /// The throttle's row.
+    pub throttle: Option<String>,
     /// The end of the last slot that anybody was granted since the last upheaval.
     end: Option<StoreTime>,
     lost_row: bool,
@@ -61,6 +63,7 @@ impl Store {
             stepped: 0,
             steps: 0,
             row: None,
+            throttle: None,
             end: None,
             lost_row: false,
             slots: Vec::new(),
@@ -158,6 +161,7 @@ impl Store {
     /// The row is deleted, or overwritten with what is no number.
     pub fn lose_row(&mut self) {
         (self.row, self.lost_row) = (None, true);
+        self.throttle = None;
     }
 
     /// The row is overwritten with an instant days ahead.

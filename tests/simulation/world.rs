@@ -10,6 +10,7 @@ use std::{
 use paceline::pacing::{
     cursor::{Ask, Granted},
     pacer::{Refusal, Settings},
+    throttle::tracker::Write,
     time::{LocalTime, Nanos, SECOND},
 };
 
@@ -42,6 +43,10 @@ pub enum Planted {
     LeaversKeepSlots,
     /// A refusal is not passed on.
     RefusalsForgotten,
+    /// A reservation does not ask whether the pace has changed.
+    PaceUnasked,
+    /// Each protest widens, also one to a request of before.
+    EachProtestWidens,
 }
 
 #[derive(Clone, Debug)]
@@ -59,15 +64,21 @@ pub enum Event {
     Asked {
         call: Call,
         ask: Ask,
+        /// What the replica knows of the throttle's row.
+        word: String,
         lost_reply: bool,
     },
     Replied {
         call: Call,
-        granted: Granted,
+        granted: Option<Granted>,
+        throttle: Option<String>,
         read: True,
         steps: u64,
         first: usize,
     },
+    Written(Call, Write),
+    Wrote(Call, Write, Option<String>),
+    WriteTimedOut(Call),
     TimedOut(Call),
     Expired {
         replica: usize,
@@ -123,6 +134,8 @@ pub struct World {
     /// Since when a replica that could send has not, and how long it may take; see `checks`.
     pub stalls: Vec<Option<(True, Nanos)>>,
     pub stalls_from: True,
+    /// The latest episode of a request that met a protest.
+    pub protested: Option<u64>,
     events: BinaryHeap<Reverse<Scheduled>>,
     scheduled: u64,
     pub calls: u64,
@@ -175,6 +188,7 @@ impl World {
             journeys: Vec::new(),
             stalls: vec![None; plan.replicas],
             stalls_from: 0,
+            protested: None,
             events: BinaryHeap::new(),
             scheduled: 0,
             calls: 0,
@@ -232,10 +246,14 @@ impl World {
             Event::Timer(replica, _)
             | Event::Reconfigure(replica, _)
             | Event::Expired { replica, .. } => Some(*replica),
-            Event::Replied { call, .. } | Event::TimedOut(call) => Some(call.replica),
+            Event::Replied { call, .. }
+            | Event::TimedOut(call)
+            | Event::Wrote(call, ..)
+            | Event::WriteTimedOut(call) => Some(call.replica),
             Event::NextArrival
             | Event::Burst(_)
             | Event::Asked { .. }
+            | Event::Written(..)
             | Event::Fault(_)
             | Event::Restart(_)
             | Event::ForeignTakes
@@ -275,15 +293,29 @@ impl World {
             Event::Asked {
                 call,
                 ask,
+                word,
                 lost_reply,
-            } => self.asked(t, call, ask, lost_reply),
+            } => self.asked(t, call, ask, &word, lost_reply),
             Event::Replied {
                 call,
                 granted,
+                throttle,
                 read,
                 steps,
                 first,
-            } => self.replied(t, call, granted, read, steps, first),
+            } => {
+                self.seen(t, call, throttle.as_deref());
+                match granted {
+                    Some(granted) => self.replied(t, call, granted, read, steps, first),
+                    None => self.answered_without(t, call),
+                }
+            }
+            Event::Written(call, write) => {
+                self.written(t, call, write);
+                Ok(())
+            }
+            Event::Wrote(call, write, held) => self.wrote(t, call, &write, held),
+            Event::WriteTimedOut(call) => self.write_timed_out(t, call),
             Event::TimedOut(call) => self.timed_out(t, call),
             Event::Expired { .. } => self.check_expired(t, event),
             Event::Fault(fault) => self.fault(t, fault),

@@ -4,6 +4,7 @@
 //! resolves the host names anew, so that it follows a failover. A change is told in one line; its repetition is counted and not told.
 
 use std::{
+    collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -21,6 +22,7 @@ use super::{
     leases::{self, Beat},
     session::{self, Prepared, Session, Wire},
     sql::{self, Table},
+    watches::Watches,
 };
 use crate::{
     membership::Membership,
@@ -47,6 +49,7 @@ pub(super) struct Keeper {
     pub(super) losses: mpsc::Receiver<(Arc<Sessions>, StoreError)>,
     pub(super) clock: Arc<Mutex<ClockBounds>>,
     pub(super) membership: Arc<Membership>,
+    pub(super) watches: Arc<Watches>,
     pub(super) metrics: Arc<Metrics>,
 }
 
@@ -157,7 +160,9 @@ impl Keeper {
                 until,
                 lasts: pulse.lasts,
             };
-            let call = leases::beat(session, &self.table, &beat, &pulse.keys);
+            let watched = self.watches.keys();
+            let keys: Vec<String> = pulse.keys.iter().chain(&watched).cloned().collect();
+            let call = leases::beat(session, &self.table, &beat, &keys);
             let reply = tokio::time::timeout(CALL_DEADLINE, call).await;
             let echo = reply.unwrap_or_else(|_| {
                 Err(StoreError::new(Reason::Timeout, "no reply to a heartbeat"))
@@ -176,8 +181,14 @@ impl Keeper {
                 continue;
             }
             let first = !self.membership.has_read();
+            let rows: HashMap<&str, &str> = echo
+                .rows
+                .iter()
+                .map(|(key, text)| (key.as_str(), text.as_str()))
+                .collect();
             self.membership
-                .heard(&pulse, received, echo.now, echo.written, echo.rows);
+                .heard(&pulse, received, echo.now, echo.written, echo.rows.clone());
+            self.watches.tell(&watched, &rows);
             if !first {
                 break;
             }

@@ -23,6 +23,7 @@ use tokio_postgres_rustls::MakeRustlsConnect;
 
 use crate::pacing::{
     cursor::{Ask, Granted},
+    throttle::NO_ROW,
     time::{LocalTime, Nanos, SECOND, StoreTime, nanos},
 };
 
@@ -67,14 +68,27 @@ pub enum Prepared {
 }
 
 /// What the reservation's parameters are.
-const RESERVE_TYPES: [Type; 6] = [
+const RESERVE_TYPES: [Type; 8] = [
     Type::TEXT,
     Type::INT8,
     Type::INT8,
     Type::INT8,
     Type::INT8,
     Type::INT8,
+    Type::TEXT,
+    Type::TEXT,
 ];
+
+/// What a reservation brought back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Reply {
+    /// The store's clock.
+    pub now: StoreTime,
+    /// The slots; `None` when the throttle's row holds another word than was thought.
+    pub granted: Option<Granted>,
+    /// The throttle's row.
+    pub throttle: Option<String>,
+}
 
 /// Connects to the first server of the address that will do.
 ///
@@ -209,44 +223,52 @@ async fn open_one(
 }
 
 impl Session {
-    /// Takes slots: one statement, one round trip.
+    /// Takes slots from the cursor `key`: one statement, one round trip. None are taken when the throttle's row begins with
+    /// another word than the one given with its key.
     ///
     /// # Errors
     /// Why there are none; the cursor may have moved all the same.
-    pub async fn reserve(&self, key: &str, ask: &Ask) -> Result<Granted, StoreError> {
+    pub async fn reserve(
+        &self,
+        key: &str,
+        (throttle, word): (&str, &str),
+        ask: &Ask,
+    ) -> Result<Reply, StoreError> {
         let span = ask.interval.saturating_mul(Nanos::from(ask.slots));
         let floor = ask.floor.map(|t| t.0);
+        let params: [&(dyn ToSql + Sync); 8] = [
+            &key,
+            &span,
+            &ask.lead,
+            &floor,
+            &ask.horizon,
+            &ask.held,
+            &throttle,
+            &word,
+        ];
         let row = match &self.reserve {
-            Prepared::Named(statement) => {
-                self.client
-                    .query_one(
-                        &**statement,
-                        &[&key, &span, &ask.lead, &floor, &ask.horizon, &ask.held],
-                    )
-                    .await?
-            }
+            Prepared::Named(statement) => self.client.query_one(&**statement, &params).await?,
             Prepared::Unnamed(text) => {
-                let [k, s, l, f, h, o] = RESERVE_TYPES;
-                let params: [(&(dyn ToSql + Sync), _); 6] = [
-                    (&key, k),
-                    (&span, s),
-                    (&ask.lead, l),
-                    (&floor, f),
-                    (&ask.horizon, h),
-                    (&ask.held, o),
-                ];
-                let rows = self.client.query_typed(text, &params).await?;
+                let typed: Vec<_> = params.into_iter().zip(RESERVE_TYPES).collect();
+                let rows = self.client.query_typed(text, &typed).await?;
                 rows.into_iter().next().ok_or_else(|| {
                     StoreError::new(Reason::Other, "the reservation returned no row")
                 })?
             }
         };
-        let end: i64 = row.try_get(0)?;
-        Ok(Granted {
-            now: store_time(row.try_get(1)?),
-            start: StoreTime(end.saturating_sub(span)),
-            slots: ask.slots,
-            interval: ask.interval,
+        let (end, now) = (
+            row.try_get::<_, Option<i64>>(0)?,
+            store_time(row.try_get(1)?),
+        );
+        Ok(Reply {
+            now,
+            granted: end.map(|end| Granted {
+                now,
+                start: StoreTime(end.saturating_sub(span)),
+                slots: ask.slots,
+                interval: ask.interval,
+            }),
+            throttle: row.try_get(2)?,
         })
     }
 
@@ -262,7 +284,8 @@ impl Session {
             horizon: SECOND,
             held: 0,
         };
-        let outcome = self.reserve(sql::REHEARSAL_KEY, &ask).await;
+        let throttle = (sql::REHEARSAL_KEY, NO_ROW);
+        let outcome = self.reserve(sql::REHEARSAL_KEY, throttle, &ask).await;
         self.client.batch_execute("ROLLBACK").await?;
         outcome.map(drop)
     }

@@ -5,7 +5,7 @@
 //! moves. The cursor is text holding a bare decimal number of epoch seconds, as programs write it that move it with a
 //! statement of their own.
 
-use crate::pacing::cursor::ROUNDING;
+use crate::pacing::{cursor::ROUNDING, throttle::NO_ROW};
 
 /// A table name made safe to stand in a statement.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +31,9 @@ impl Table {
     }
 }
 
+/// A cursor that can be read: a plain number whose nanoseconds fit into int8 (until the year 2255).
+const NUMBER: &str = "^[0-8]?[0-9]{1,9}([.][0-9]{0,40})?$";
+
 /// How long a wait for a locked row may take, in milliseconds: less than the client's own deadline for the call, so
 /// that a call given up on this side leaves no statement behind that would move the cursor later.
 pub const LOCK_TIMEOUT_MS: u32 = 400;
@@ -43,8 +46,9 @@ pub fn session_settings() -> String {
 }
 
 /// The reservation. Parameters: `$1` key (text); in nanoseconds (int8) `$2` slots x interval, `$3` lead, `$4` floor or
-/// NULL, `$5` horizon, `$6` how far ahead others may hold slots. Answers one row: the end of the last slot (int8
-/// nanoseconds since the epoch), and now (timestamptz).
+/// NULL, `$5` horizon, `$6` how far ahead others may hold slots; `$7` the key of the throttle's row and `$8` the first word
+/// that the caller knows of it (text). Answers one row: the end of the last slot (int8 nanoseconds since the epoch; NULL,
+/// and no slot taken, when the throttle's row says another word), now (timestamptz), and the throttle's row (text or NULL).
 ///
 /// With `pooled`, the settings are made inside the statement and hold for it alone: a transaction pooler may run each
 /// statement in another session.
@@ -60,7 +64,7 @@ pub fn reserve(table: &Table, pooled: bool) -> String {
     // nanoseconds (from the year 2255 on). Nothing is cast before the pattern has said that it can be.
     let held = "(c.value::numeric * 1000000000)::int8";
     let cursor = format!(
-        "CASE WHEN c.value ~ '^[0-8]?[0-9]{{1,9}}([.][0-9]{{0,40}})?$' \
+        "CASE WHEN c.value ~ '{NUMBER}' \
          THEN CASE WHEN {held} - {now} <= $5::int8 THEN {held} END END"
     );
     let moved = |cursor: &str| {
@@ -73,26 +77,84 @@ pub fn reserve(table: &Table, pooled: bool) -> String {
             "((greatest({now} + $3::int8, {cursor}, {floor}, {lost}) + $2::int8) * 0.000000001)::text"
         )
     };
+    // The throttle's row as it stood when the statement began: one lookup, whose cost does not show in the whole.
+    let known = format!(
+        "WITH throttle AS MATERIALIZED (SELECT v, coalesce(split_part(v, ' ', 1), '{NO_ROW}') = $8::text AS known \
+         FROM (SELECT (SELECT value FROM {t} WHERE cache_key = $7::text) AS v) AS row)",
+        t = table.quoted()
+    );
+    let is_known = "(SELECT known FROM throttle)";
+    let first = format!(
+        "CASE WHEN {is_known} THEN {} ELSE (({now}) * 0.000000001)::text END",
+        moved("NULL::int8")
+    );
     let first = if pooled {
         // Evaluated before the row is looked for, so before there is a lock to wait for.
         format!(
             "CASE WHEN set_config('synchronous_commit', 'off', true) IS NOT NULL \
-             AND set_config('lock_timeout', '{LOCK_TIMEOUT_MS}', true) IS NOT NULL THEN {} END",
-            moved("NULL::int8")
+             AND set_config('lock_timeout', '{LOCK_TIMEOUT_MS}', true) IS NOT NULL THEN {first} END"
         )
     } else {
-        moved("NULL::int8")
+        first
     };
     // `expires` is indexed in a Django cache table: writing it each time would make every update a new index entry.
     // It moves only when half used, so that almost all updates are heap-only (HOT).
     format!(
-        "INSERT INTO {t} AS c (cache_key, value, expires) VALUES ($1::text, {first}, \
+        "{known} INSERT INTO {t} AS c (cache_key, value, expires) VALUES ($1::text, {first}, \
          clock_timestamp() + make_interval(secs => (3600 + $5::int8 / 1000000000)::float8)) \
-         ON CONFLICT (cache_key) DO UPDATE SET value = {next}, \
+         ON CONFLICT (cache_key) DO UPDATE SET value = CASE WHEN {is_known} THEN {next} ELSE c.value END, \
          expires = CASE WHEN c.expires < excluded.expires - interval '30 minutes' THEN excluded.expires ELSE c.expires END \
-         RETURNING (value::numeric * 1000000000)::int8, clock_timestamp()",
+         RETURNING CASE WHEN {is_known} THEN (value::numeric * 1000000000)::int8 END, clock_timestamp(), \
+         (SELECT v FROM throttle)",
         t = table.quoted(),
         next = moved(&cursor),
+    )
+}
+
+/// Writes the state of a throttle if its row still holds what was read. Parameters: `$1` key, `$2` what it must hold or
+/// NULL, `$3` the new text (text), `$4` seconds until it may be swept (float8). Answers one row: whether it was written
+/// (int8), and what the row held before (text or NULL).
+pub fn write_throttle(table: &Table) -> String {
+    format!(
+        "WITH settings AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true), \
+         set_config('lock_timeout', '{LOCK_TIMEOUT_MS}', true)), \
+         written AS (INSERT INTO {t} AS c (cache_key, value, expires) \
+         SELECT $1::text, $3::text, clock_timestamp() + make_interval(secs => $4::float8) FROM settings \
+         ON CONFLICT (cache_key) DO UPDATE SET value = excluded.value, expires = excluded.expires \
+         WHERE c.value = $2::text RETURNING 1) \
+         SELECT (SELECT count(*) FROM written), (SELECT value FROM {t} WHERE cache_key = $1::text)",
+        t = table.quoted()
+    )
+}
+
+/// Moves a cursor ahead to an instant, for programs that know of nothing else. Parameters: `$1` key (text), `$2` the instant
+/// in nanoseconds since the epoch (int8). One that is further ahead already, and could be honestly, stays.
+pub fn push_cursor(table: &Table) -> String {
+    format!(
+        "INSERT INTO {t} AS c (cache_key, value, expires) \
+         VALUES ($1::text, ($2::int8 * 0.000000001)::text, clock_timestamp() + interval '1 hour') \
+         ON CONFLICT (cache_key) DO UPDATE SET value = CASE \
+         WHEN c.value ~ '{NUMBER}' THEN CASE WHEN c.value::numeric < $2::int8 * 0.000000001 THEN excluded.value \
+         ELSE c.value END ELSE excluded.value END",
+        t = table.quoted()
+    )
+}
+
+/// Moves a cursor back that still stands at the instant to which [`push_cursor`] moved it. Parameters: `$1` key (text), `$2`
+/// that instant, `$3` how far from now it is put, for slots that others hold from before (int8 nanoseconds).
+pub fn free_cursor(table: &Table) -> String {
+    format!(
+        "UPDATE {t} SET value = (((date_part('epoch', clock_timestamp()) * 1000000)::int8 * 1000 + $3::int8) * 0.000000001)::text \
+         WHERE cache_key = $1::text AND value = ($2::int8 * 0.000000001)::text",
+        t = table.quoted()
+    )
+}
+
+/// The throttles' rows of all hosts of a destination. Parameter: `$1` what their keys begin with (text).
+pub fn throttles(table: &Table) -> String {
+    format!(
+        "SELECT cache_key, value FROM {} WHERE starts_with(cache_key::text, $1::text)",
+        table.quoted()
     )
 }
 

@@ -3,13 +3,14 @@
 
 use std::{
     io::{self, BufReader, Read, Write},
-    net::{SocketAddr, TcpStream},
+    net::{IpAddr, SocketAddr, TcpStream},
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use rustls::{ClientConfig, ClientConnection, StreamOwned, pki_types::ServerName};
 use sha2::{Digest, Sha256};
+use socket2::{Domain, Socket, Type};
 
 use super::{
     http_text::{Head, read_body},
@@ -90,7 +91,21 @@ impl Session {
     /// # Errors
     /// When nobody listens.
     pub fn open(address: SocketAddr, host: &str) -> io::Result<Session> {
-        let tcp = TcpStream::connect(address)?;
+        Session::over(TcpStream::connect(address)?, host)
+    }
+
+    /// The same from an address of our own choice, such as another one of loopback.
+    ///
+    /// # Errors
+    /// When nobody listens, or the address is not ours.
+    pub fn open_from(source: IpAddr, address: SocketAddr, host: &str) -> io::Result<Session> {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+        socket.bind(&SocketAddr::new(source, 0).into())?;
+        socket.connect(&address.into())?;
+        Session::over(socket.into(), host)
+    }
+
+    fn over(tcp: TcpStream, host: &str) -> io::Result<Session> {
         tcp.set_nodelay(true)?;
         tcp.set_read_timeout(Some(PATIENCE))?;
         tcp.set_write_timeout(Some(PATIENCE))?;
@@ -264,6 +279,7 @@ impl Session {
 /// What a thread needs to fetch over HTTPS through a proxy.
 #[derive(Clone)]
 pub struct Browser {
+    source: Option<IpAddr>,
     proxy: SocketAddr,
     host: String,
     tls: Arc<ClientConfig>,
@@ -273,9 +289,18 @@ impl Browser {
     /// A client of `https://HOST/` that trusts what `tls` trusts.
     pub fn new(proxy: SocketAddr, host: &str, tls: Arc<ClientConfig>) -> Browser {
         Browser {
+            source: None,
             proxy,
             host: host.to_owned(),
             tls,
+        }
+    }
+
+    /// The same client at another address of this machine.
+    pub fn at(&self, source: IpAddr) -> Browser {
+        Browser {
+            source: Some(source),
+            ..self.clone()
         }
     }
 
@@ -284,7 +309,10 @@ impl Browser {
     /// # Errors
     /// When the `CONNECT` is refused, with its status line, or the handshake fails.
     pub fn tunnel(&self) -> io::Result<Session> {
-        let mut session = Session::open(self.proxy, &self.host)?;
+        let mut session = match self.source {
+            Some(source) => Session::open_from(source, self.proxy, &self.host)?,
+            None => Session::open(self.proxy, &self.host)?,
+        };
         let answer = session.connect(&format!("{}:443", self.host))?;
         if answer.status() != 200 {
             return Err(io::Error::other(answer.head.start_line));

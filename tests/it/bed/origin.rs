@@ -1,7 +1,7 @@
 //! A real origin, plain or TLS, that time-stamps each request when its head is parsed, and can misbehave in one named
 //! way. It knows nothing of proxies: what it records is what reached it.
 //!
-//! `/b/N` answers N bytes of a known pattern. `?status=S`, `?delay_ms=D`, `?h=Name:Value` and `?chunked=1` bend the
+//! `/b/N` answers N bytes of a known pattern. `?status=S`, `?protest_every=N` (429 to each Nth request of all), `?delay_ms=D`, `?h=Name:Value` and `?chunked=1` bend the
 //! answer, `?fault=none` closes without one and `?fault=body` after its head, `?id=X` (or a field `X-Id`) names the
 //! request. An uploaded body is counted and hashed, never kept.
 
@@ -223,6 +223,10 @@ impl Drop for Origin {
 }
 
 impl Book {
+    fn received(&self) -> usize {
+        self.arrivals.lock().expect("no panic under the lock").len()
+    }
+
     /// Notes a request. To be called the moment its head is known.
     pub fn note(
         &self,
@@ -331,14 +335,20 @@ async fn answer(
         return Err(io::Error::other("closed, as asked"));
     }
     let mut response = Response::builder();
-    if let Some(status) = query(&target, "status") {
+    let protests = query(&target, "protest_every").and_then(|every| every.parse().ok());
+    if protests.is_some_and(|every: usize| book.received().is_multiple_of(every)) {
+        response = response.status(429);
+    } else if let Some(status) = query(&target, "status") {
         response = response.status(status.as_str());
     }
     if let Some((name, value)) = query(&target, "h")
         .as_deref()
         .and_then(|field| field.split_once(':'))
     {
-        response = response.header(name, value);
+        response = response.header(name, value.replace("%20", " "));
+    }
+    if let Some(date) = query(&target, "date") {
+        response = response.header("Date", date.replace("%20", " "));
     }
     let mut body = if request.body().is_end_stream() {
         let path = target.split('?').next().unwrap_or_default();

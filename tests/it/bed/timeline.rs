@@ -15,6 +15,11 @@ impl Timeline {
         Timeline { at }
     }
 
+    /// The instants.
+    pub fn at(&self) -> &[Duration] {
+        &self.at
+    }
+
     /// How many arrivals.
     pub fn count(&self) -> usize {
         self.at.len()

@@ -1,0 +1,94 @@
+//! What an operator can do to a destination: end a lockout, pause it, end a pause. It counts for all replicas.
+
+use std::{sync::Arc, time::Duration};
+
+use super::Destination;
+use crate::{
+    authority::Host,
+    config::Scope,
+    pacing::{lane::Lane, throttle::tracker::Event, time::nanos},
+    store::Store,
+};
+
+/// By then the others can know of it, or an operator is told that they cannot.
+const TOLD_WITHIN: Duration = Duration::from_secs(2);
+
+impl Destination {
+    /// Ends its lockout, and what would soon have led to one. Returns whether there was any.
+    ///
+    /// # Errors
+    /// It is in force in this replica alone; the text says why.
+    pub async fn unlock(&self) -> Result<bool, String> {
+        self.everywhere(Event::Unlock).await
+    }
+
+    /// Refuses its requests for `span` from now.
+    ///
+    /// # Errors
+    /// As for [`Destination::unlock`].
+    pub async fn pause(&self, span: Duration) -> Result<(), String> {
+        let Some(whole) = &self.whole else {
+            return Err("the destination's name is too long for the store".to_owned());
+        };
+        whole.apply(Event::Pause(nanos(span)));
+        settled(whole).await
+    }
+
+    /// Ends a pause, an operator's or one that `Retry-After` asked for. Returns whether there was any.
+    ///
+    /// # Errors
+    /// As for [`Destination::unlock`].
+    pub async fn resume(&self) -> Result<bool, String> {
+        self.everywhere(Event::Resume).await
+    }
+
+    /// Applies `event` to every cursor of this destination that it may mean something to, in the store too.
+    async fn everywhere(&self, event: Event) -> Result<bool, String> {
+        let mut lanes: Vec<Arc<Lane>> = self.lanes().values().cloned().collect();
+        if self.config().scope == Scope::Host {
+            lanes.extend(self.whole.clone());
+            lanes.extend(self.strangers().await?);
+        }
+        let mut any = false;
+        for lane in &lanes {
+            any |= lane.apply(event);
+        }
+        for lane in &lanes {
+            settled(lane).await?;
+        }
+        Ok(any)
+    }
+
+    /// The lanes of hosts whose throttle only other replicas have had to do with.
+    async fn strangers(&self) -> Result<Vec<Arc<Lane>>, String> {
+        let Store::Postgres(store) = &self.ground.store else {
+            return Ok(Vec::new());
+        };
+        if !store.membership().has_read() {
+            return Ok(Vec::new());
+        }
+        let prefix = store.throttle_key(&format!("{}/", self.config().name));
+        let rows = store.throttles(&prefix).await.map_err(|e| e.to_string())?;
+        let mut lanes = Vec::new();
+        for (key, text) in rows {
+            let host = key.strip_prefix(&prefix).and_then(|h| Host::parse(h).ok());
+            if let Some(host) = host
+                && let Ok(lane) = self.lane(&host)
+            {
+                lane.heard(Some(&text));
+                lanes.push(lane);
+            }
+        }
+        Ok(lanes)
+    }
+}
+
+async fn settled(lane: &Arc<Lane>) -> Result<(), String> {
+    match tokio::time::timeout(TOLD_WITHIN, lane.settled()).await {
+        Ok(()) if lane.is_told() => Ok(()),
+        _ => Err(
+            "done in this replica alone: the store is away; the others hear of it when it is back"
+                .to_owned(),
+        ),
+    }
+}

@@ -1,0 +1,406 @@
+//! What an origin's protest does to the pace: the multiplier, pauses and lockouts of one cursor, and how they end.
+//!
+//! The state is shared by all replicas as one row beside the cursor; each rule here is a plain function of the state, an
+//! event and an instant, and the row's text is read and written here too. Who asks the store, and when, this file does not
+//! know: see `throttle/tracker.rs` for what one replica keeps of it.
+
+mod row;
+pub mod tracker;
+
+pub use self::row::{NO_ROW, word};
+use crate::{
+    config::default,
+    pacing::time::{LocalTime, Nanos, SECOND, nanos},
+};
+
+/// The largest multiplier.
+pub const CAP: u32 = 16;
+/// Forbidden URLs count together for this long.
+const WINDOW: Nanos = 60 * SECOND;
+/// The most URLs that are remembered; no lockout needs more.
+pub const EVIDENCE_LIMIT: usize = 100;
+
+/// What a destination is configured with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rules {
+    /// Clean answers in a row, over all replicas, that halve the multiplier.
+    pub recovery_after: u32,
+    /// Different URLs that bring about a lockout, at least 1.
+    pub lockout_after: u32,
+    /// How long a lockout lasts.
+    pub lockout_for: Nanos,
+    /// The longest pause that an origin can ask for.
+    pub retry_after_cap: Nanos,
+}
+
+impl Default for Rules {
+    /// Those of a destination that says nothing about them.
+    fn default() -> Self {
+        Rules {
+            recovery_after: default::RECOVERY_AFTER,
+            lockout_after: default::LOCKOUT_AFTER,
+            lockout_for: nanos(default::LOCKOUT_FOR),
+            retry_after_cap: nanos(default::RETRY_AFTER_CAP),
+        }
+    }
+}
+
+/// Which instant it is, on the clocks that matter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// On ours.
+    pub now: LocalTime,
+    /// What has to be added for the store's; `None` while that is unknown.
+    pub offset: Option<Nanos>,
+}
+
+impl Moment {
+    /// The store's clock, in microseconds: what a newer version of the state is told by.
+    fn stamp(self) -> u64 {
+        let micros = self.now.0.saturating_add(self.offset.unwrap_or(0)) / 1_000;
+        u64::try_from(micros).unwrap_or(0)
+    }
+}
+
+/// A time in which nothing is sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stop {
+    /// When it is over.
+    pub until: LocalTime,
+    /// How long it was meant to last in all. It bounds what a step of a clock can make of `until`.
+    pub span: Nanos,
+    /// The status that brought it about; 0 where none did.
+    pub status: u16,
+    /// `until` on the store's clock, in nanoseconds since the epoch, as it was first said; `None` while that clock is
+    /// unknown.
+    pub written: Option<Nanos>,
+}
+
+/// A stop or its absence, and the version of the state that decided so: when two histories meet, the later word counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Latch {
+    stop: Option<Stop>,
+    at: u64,
+}
+
+/// A URL that was forbidden, by its hash; when, and with which status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Evidence {
+    url: u64,
+    at: LocalTime,
+    status: u16,
+}
+
+/// The state. See the module's text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Throttle {
+    /// Grows with each change: microseconds of the store's clock, or one more than before if that is not later.
+    version: u64,
+    multiplier: u32,
+    /// Grows with each widening. A slot belongs to the episode in which it was granted.
+    episode: u64,
+    /// Clean answers in a row.
+    clean: u32,
+    /// The origin asked for a pause.
+    hold: Latch,
+    /// The origin forbade us.
+    lockout: Latch,
+    /// An operator wants none.
+    pause: Latch,
+    evidence: Vec<Evidence>,
+}
+
+impl Default for Throttle {
+    fn default() -> Self {
+        Throttle {
+            version: 0,
+            multiplier: 1,
+            episode: 0,
+            clean: 0,
+            hold: Latch::default(),
+            lockout: Latch::default(),
+            pause: Latch::default(),
+            evidence: Vec::new(),
+        }
+    }
+}
+
+/// What is in force at one moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Regime {
+    /// What the interval is multiplied by, 1 to [`CAP`].
+    pub multiplier: u32,
+    /// Why nothing is sent, if so.
+    pub halt: Option<Halt>,
+}
+
+impl Default for Regime {
+    fn default() -> Self {
+        Regime {
+            multiplier: 1,
+            halt: None,
+        }
+    }
+}
+
+/// Why nothing is sent, and until when.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Halt {
+    /// The cause.
+    pub cause: Cause,
+    /// When it is over.
+    pub until: LocalTime,
+}
+
+/// The cause of a [`Halt`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// `Retry-After`: what is queued waits on.
+    Hold,
+    /// A lockout, by this status: what is queued is refused.
+    Lockout(u16),
+    /// An operator's pause: what is queued is refused.
+    Pause,
+}
+
+impl Throttle {
+    /// A request of `episode` was answered with a throttle status. It widens once for each episode: an answer to a request
+    /// that was given its slot before the last widening says nothing about the pace since. Returns whether anything changed.
+    pub fn throttled(
+        &mut self,
+        at: Moment,
+        episode: u64,
+        retry_after: Option<Nanos>,
+        rules: &Rules,
+    ) -> bool {
+        let mut changed = false;
+        if episode >= self.episode {
+            self.touch(at);
+            self.episode += 1;
+            self.multiplier = (self.multiplier.saturating_mul(2)).clamp(1, CAP);
+            self.clean = 0;
+            changed = true;
+        }
+        let span = retry_after.unwrap_or(0).min(rules.retry_after_cap);
+        let until = at.now.plus(span);
+        if span > 0 && self.hold.stop.is_none_or(|h| h.until < until) {
+            self.touch(at);
+            self.hold = Latch::new(at, span, 0, self.version);
+            changed = true;
+        }
+        changed
+    }
+
+    /// So many clean answers, in a row as far as one replica has seen, to requests of the last episode.
+    pub fn clean(&mut self, at: Moment, answers: u32, rules: &Rules) -> bool {
+        if self.multiplier == 1 || answers == 0 {
+            return false;
+        }
+        self.touch(at);
+        self.clean = self.clean.saturating_add(answers);
+        if self.clean >= rules.recovery_after {
+            self.multiplier /= 2;
+            self.clean = 0;
+        }
+        true
+    }
+
+    /// A URL, by its hash, was answered with the lockout status `status`.
+    pub fn forbidden(&mut self, at: Moment, url: u64, status: u16, rules: &Rules) -> bool {
+        self.lapse(at);
+        if self.lockout.stop.is_some() {
+            // What was under way when the lockout began does not make it longer.
+            return false;
+        }
+        self.touch(at);
+        self.evidence
+            .retain(|e| e.url != url && at.now.since(e.at) < WINDOW);
+        if self.evidence.len() >= EVIDENCE_LIMIT {
+            self.evidence.remove(0);
+        }
+        self.evidence.push(Evidence {
+            url,
+            at: at.now,
+            status,
+        });
+        self.convict(at, rules);
+        true
+    }
+
+    /// A lockout, if there is evidence enough for one.
+    fn convict(&mut self, at: Moment, rules: &Rules) {
+        let enough = self.evidence.len() >= rules.lockout_after.max(1) as usize;
+        if let Some(Evidence { status, .. }) = self.evidence.last().copied().filter(|_| enough) {
+            self.lockout = Latch::new(at, rules.lockout_for, status, self.version);
+            self.evidence.clear();
+        }
+    }
+
+    /// An operator pauses the destination for `span` from now.
+    pub fn pause(&mut self, at: Moment, span: Nanos) -> bool {
+        self.touch(at);
+        self.pause = Latch::new(at, span, 0, self.version);
+        true
+    }
+
+    /// An operator ends a pause, his own or the origin's. Returns how far ahead the cursor was moved for it, if there was
+    /// one.
+    pub fn resume(&mut self, at: Moment) -> Option<Stop> {
+        let stops = [self.pause, self.hold].into_iter().filter_map(|l| l.stop);
+        let furthest = stops.max_by_key(|s| s.until)?;
+        self.touch(at);
+        self.pause = Latch::free(self.version);
+        self.hold = Latch::free(self.version);
+        Some(furthest)
+    }
+
+    /// An operator ends a lockout, and what led to one is forgotten.
+    pub fn unlock(&mut self, at: Moment) -> bool {
+        let locked = self.lockout.stop.is_some() || !self.evidence.is_empty();
+        if locked {
+            self.touch(at);
+            self.lockout = Latch::free(self.version);
+            self.evidence.clear();
+        }
+        locked
+    }
+
+    /// Ends what is over. Returns whether anything was.
+    pub fn lapse(&mut self, at: Moment) -> bool {
+        if !self.is_due(at.now) {
+            return false;
+        }
+        self.touch(at);
+        for latch in [&mut self.hold, &mut self.lockout, &mut self.pause] {
+            if latch.stop.is_some_and(|s| s.until <= at.now) {
+                // That its time is over is no word on a stop that another replica has decided on meanwhile.
+                latch.stop = None;
+            }
+        }
+        true
+    }
+
+    /// The state of two replicas that went on without knowing of each other: the wider pace, and of each stop the later
+    /// word. It is newer than both.
+    #[must_use]
+    pub fn merged(&self, other: &Throttle, at: Moment, rules: &Rules) -> Throttle {
+        let pace = |t: &Throttle| (t.multiplier, t.clean);
+        let wider = pace(self).max(pace(other));
+        let mut merged = Throttle {
+            version: self.version.max(other.version),
+            multiplier: wider.0,
+            episode: self.episode.max(other.episode),
+            clean: wider.1,
+            hold: self.hold.merged(other.hold),
+            lockout: self.lockout.merged(other.lockout),
+            pause: self.pause.merged(other.pause),
+            evidence: self.evidence.clone(),
+        };
+        merged.touch(at);
+        if merged.lockout.stop.is_some() {
+            merged.evidence.clear();
+            return merged;
+        }
+        for e in &other.evidence {
+            if !merged.evidence.iter().any(|own| own.url == e.url) {
+                merged.evidence.push(*e);
+            }
+        }
+        merged.evidence.truncate(EVIDENCE_LIMIT);
+        merged.convict(at, rules);
+        merged
+    }
+
+    /// What is in force.
+    pub fn regime(&self, now: LocalTime) -> Regime {
+        let lockout = self.lockout.stop.map_or(0, |s| s.status);
+        let causes = [
+            (self.lockout, Cause::Lockout(lockout)),
+            (self.pause, Cause::Pause),
+            (self.hold, Cause::Hold),
+        ];
+        let halt = causes.into_iter().find_map(|(latch, cause)| {
+            let stop = latch.stop.filter(|s| s.until > now)?;
+            Some(Halt {
+                cause,
+                until: stop.until,
+            })
+        });
+        Regime {
+            multiplier: self.multiplier,
+            halt,
+        }
+    }
+
+    /// Whether it says nothing that an absent row would not say.
+    pub fn is_neutral(&self) -> bool {
+        let latches = [self.hold, self.lockout, self.pause];
+        self.multiplier == 1 && self.evidence.is_empty() && latches.iter().all(|l| l.stop.is_none())
+    }
+
+    /// What the interval is multiplied by.
+    pub fn multiplier(&self) -> u32 {
+        self.multiplier
+    }
+
+    /// The present episode.
+    pub fn episode(&self) -> u64 {
+        self.episode
+    }
+
+    /// The version.
+    pub fn version(&self) -> u64 {
+        self.version
+    }
+
+    /// Whether anything of it is over and not yet ended.
+    pub fn is_due(&self, now: LocalTime) -> bool {
+        let latches = [self.hold, self.lockout, self.pause];
+        latches
+            .iter()
+            .any(|l| l.stop.is_some_and(|s| s.until <= now))
+    }
+
+    /// The stop until whose end the cursor has to be moved, for programs that know of nothing else.
+    pub fn holds_cursor(&self, now: LocalTime) -> Option<Stop> {
+        [self.hold, self.pause]
+            .into_iter()
+            .filter_map(|latch| latch.stop)
+            .filter(|stop| stop.until > now)
+            .max_by_key(|stop| stop.until)
+    }
+
+    fn touch(&mut self, at: Moment) {
+        self.version = self.version.saturating_add(1).max(at.stamp());
+    }
+}
+
+impl Latch {
+    fn new(from: Moment, span: Nanos, status: u16, at: u64) -> Self {
+        let until = from.now.plus(span);
+        let written = from.offset.map(|o| until.0.saturating_add(o));
+        let stop = Some(Stop {
+            until,
+            span,
+            status,
+            written,
+        });
+        Latch { stop, at }
+    }
+
+    fn free(at: u64) -> Self {
+        Latch { stop: None, at }
+    }
+
+    fn merged(self, other: Latch) -> Latch {
+        match (self.stop, other.stop) {
+            (Some(a), Some(b)) if b.until > a.until => other,
+            (Some(_), Some(_)) => self,
+            _ if other.at > self.at => other,
+            _ => self,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
