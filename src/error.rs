@@ -22,6 +22,8 @@ pub enum Error {
     CredentialsNeeded,
     /// The request is malformed, or its framing ambiguous.
     Malformed(&'static str),
+    /// TLS where clear-text HTTP is spoken.
+    TlsToPlainPort,
     /// The request line is too long.
     TargetTooLong,
     /// The request head is too large, or has too many fields.
@@ -83,7 +85,9 @@ impl Error {
             | Error::AddressDenied
             | Error::Withdrawn => StatusCode::FORBIDDEN,
             Error::CredentialsNeeded => StatusCode::PROXY_AUTHENTICATION_REQUIRED,
-            Error::Malformed(_) | Error::ProxyHeader => StatusCode::BAD_REQUEST,
+            Error::Malformed(_) | Error::ProxyHeader | Error::TlsToPlainPort => {
+                StatusCode::BAD_REQUEST
+            }
             Error::TargetTooLong => StatusCode::URI_TOO_LONG,
             Error::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Error::UnknownCoding => StatusCode::NOT_IMPLEMENTED,
@@ -119,6 +123,7 @@ impl Error {
             | Error::CredentialsNeeded => "http_request_denied",
             Error::AddressDenied => "destination_ip_prohibited",
             Error::Malformed(_)
+            | Error::TlsToPlainPort
             | Error::ProxyHeader
             | Error::TargetTooLong
             | Error::HeadTooLarge
@@ -152,6 +157,7 @@ impl Error {
             Error::ProxyHeader => "proxy_header",
             Error::CredentialsNeeded => "credentials_needed",
             Error::Malformed(_) => "malformed",
+            Error::TlsToPlainPort => "tls_to_plain_port",
             Error::TargetTooLong => "target_too_long",
             Error::HeadTooLarge => "head_too_large",
             Error::UnknownCoding => "unknown_coding",
@@ -206,6 +212,9 @@ impl Error {
             Error::ProxyHeader => "the PROXY header is missing or broken; see proxy_protocol_from",
             Error::CredentialsNeeded => "send proxy credentials (Basic) of a user in [proxy.auth]",
             Error::Malformed(what) => what,
+            Error::TlsToPlainPort => {
+                "TLS came where HTTP is spoken; write the proxy's URL with http://, not https://"
+            }
             Error::TargetTooLong => "a request line may have 16 KiB; shorten the URL",
             Error::HeadTooLarge => {
                 "a request head may have 64 KiB and 100 fields; send fewer or shorter ones"
@@ -278,6 +287,7 @@ impl Error {
         matches!(
             self,
             Error::Malformed(_)
+                | Error::TlsToPlainPort
                 | Error::TargetTooLong
                 | Error::HeadTooLarge
                 | Error::UnknownCoding
@@ -328,6 +338,7 @@ mod tests {
             Error::ClientDenied,
             Error::ProxyHeader,
             Error::CredentialsNeeded,
+            Error::TlsToPlainPort,
             Error::TargetTooLong,
             Error::HeadTooLarge,
             Error::UnknownCoding,

@@ -120,8 +120,12 @@ impl Rules {
             }
             _ => {}
         }
-        // Requests outside tunnels, and so what they switch to, are not limited by port.
-        let limited = !matches!(opened.kind, Kind::Switched);
+        let governed = self.destinations.governing(&opened.authority.host);
+        // Requests outside tunnels, and so what they switch to, may name any port of a governed host and what `resolve` names.
+        let limited = match opened.kind {
+            Kind::Switched => governed.is_none() && !upstream.is_resolved(opened.authority),
+            Kind::Read | Kind::Relayed(_) => true,
+        };
         if limited
             && !self
                 .settings()
@@ -130,7 +134,6 @@ impl Rules {
         {
             return Err(Error::PortDenied);
         }
-        let governed = self.destinations.governing(&opened.authority.host);
         if governed.is_none() && self.settings().ungoverned == Ungoverned::Deny {
             return Err(Error::HostDenied);
         }

@@ -175,6 +175,16 @@ impl Replica {
         self.process.stderr()
     }
 
+    /// Its end, if it has ended.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.process.ended()
+    }
+
+    /// The memory that it has resident, in bytes.
+    pub fn memory(&self) -> u64 {
+        self.process.memory()
+    }
+
     /// The most memory it has had resident, in bytes.
     pub fn peak_memory(&self) -> u64 {
         self.process.peak_memory()
