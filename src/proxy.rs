@@ -292,10 +292,13 @@ impl Downstream {
     }
 
     /// Whether a URL outside a tunnel may name this port of an ungoverned host: the text of a request is enough to do harm
-    /// to a mail server or a database. What `resolve` names is the operator's word.
+    /// to a mail server or a database. What `resolve` names is the operator's word, and so is an address in
+    /// `allow_upstreams`, without which no literal gets this far.
     fn port_allowed(&self, rules: &Rules, authority: &Authority) -> Result<(), Error> {
         let ports = &rules.settings().connect_ports;
-        if ports.contains(&authority.port) || self.proxy.upstream.is_resolved(authority) {
+        let listed =
+            matches!(authority.host, Host::Ip(_)) || self.proxy.upstream.is_resolved(authority);
+        if listed || ports.contains(&authority.port) {
             Ok(())
         } else {
             Err(Error::PortDenied)

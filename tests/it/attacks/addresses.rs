@@ -320,9 +320,9 @@ fn listed(port: u16) -> Vec<Row> {
     let url = request("GET", &format!("http://{LISTED}:22/{{n}}"), "", "");
     rows.push(row(
         "B31",
-        "another port by URL",
+        "another port by URL: tried, for the address is listed, and nobody listens",
         url,
-        Reply::Refused(403, "http_request_denied"),
+        Reply::Refused(502, "connection_refused"),
     ));
     rows
 }
