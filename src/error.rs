@@ -22,6 +22,8 @@ pub enum Error {
     CredentialsNeeded,
     /// The request is malformed, or its framing ambiguous.
     Malformed(&'static str),
+    /// TLS where clear-text HTTP is spoken.
+    TlsToPlainPort,
     /// The request line is too long.
     TargetTooLong,
     /// The request head is too large, or has too many fields.
@@ -96,7 +98,9 @@ impl Error {
             Error::CredentialsNeeded => StatusCode::PROXY_AUTHENTICATION_REQUIRED,
             Error::Guessing { .. } => StatusCode::TOO_MANY_REQUESTS,
             Error::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
-            Error::Malformed(_) | Error::ProxyHeader => StatusCode::BAD_REQUEST,
+            Error::Malformed(_) | Error::ProxyHeader | Error::TlsToPlainPort => {
+                StatusCode::BAD_REQUEST
+            }
             Error::TargetTooLong => StatusCode::URI_TOO_LONG,
             Error::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Error::UnknownCoding => StatusCode::NOT_IMPLEMENTED,
@@ -135,6 +139,7 @@ impl Error {
             | Error::Guessing { .. } => "http_request_denied",
             Error::AddressDenied => "destination_ip_prohibited",
             Error::Malformed(_)
+            | Error::TlsToPlainPort
             | Error::ProxyHeader
             | Error::TargetTooLong
             | Error::HeadTooLarge
@@ -171,6 +176,7 @@ impl Error {
             Error::Guessing { .. } => "guessing",
             Error::BodyTimeout => "body_timeout",
             Error::Malformed(_) => "malformed",
+            Error::TlsToPlainPort => "tls_to_plain_port",
             Error::TargetTooLong => "target_too_long",
             Error::HeadTooLarge => "head_too_large",
             Error::UnknownCoding => "unknown_coding",
@@ -234,6 +240,9 @@ impl Error {
             }
             Error::BodyTimeout => "the request's body did not go on for 30 s; send all of it",
             Error::Malformed(what) => what,
+            Error::TlsToPlainPort => {
+                "TLS came where HTTP is spoken; write the proxy's URL with http://, not https://"
+            }
             Error::TargetTooLong => "a request line may have 16 KiB; shorten the URL",
             Error::HeadTooLarge => {
                 "a request head may have 64 KiB and 100 fields; send fewer or shorter ones"
@@ -312,6 +321,7 @@ impl Error {
         matches!(
             self,
             Error::Malformed(_)
+                | Error::TlsToPlainPort
                 | Error::TargetTooLong
                 | Error::HeadTooLarge
                 | Error::UnknownCoding
@@ -364,6 +374,7 @@ mod tests {
             Error::ClientDenied,
             Error::ProxyHeader,
             Error::CredentialsNeeded,
+            Error::TlsToPlainPort,
             Error::TargetTooLong,
             Error::HeadTooLarge,
             Error::UnknownCoding,

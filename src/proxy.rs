@@ -228,7 +228,8 @@ impl Downstream {
                 }
                 let governed = rules.destinations.governing(&target.authority.host);
                 if governed.is_none() {
-                    self.literal_allowed(&target.authority)?;
+                    self.ungoverned_allowed(rules, &target.authority)?;
+                    self.port_allowed(rules, &target.authority)?;
                 }
                 let terms = Terms {
                     client: self.client_key(user.as_ref()),
@@ -247,6 +248,12 @@ impl Downstream {
 
     /// Reads the request's target in whichever of the forms of RFC 9112 section 3.2 it has.
     fn wish(&self, request: &Request<Incoming>) -> Result<Wish, Error> {
+        if request.method() == Method::TRACE {
+            // Its answer repeats the request, with fields that a script in a browser could not read otherwise.
+            return Err(Error::Malformed(
+                "TRACE is not passed on; use another method",
+            ));
+        }
         let uri = request.uri();
         let Some(pinned) = &self.pinned else {
             if request.method() == Method::CONNECT {
@@ -302,15 +309,32 @@ impl Downstream {
         }
     }
 
-    /// Whether this address may be asked for by number: one that is not listed could be a governed host's, which would
-    /// then go unpaced.
+    /// Whether a host that nobody governs may be asked for: none may where the operator says so, and no address that is
+    /// not listed; it could be a governed host's, which would then go unpaced.
     ///
     /// # Errors
-    /// [`Error::AddressDenied`].
-    pub fn literal_allowed(&self, authority: &Authority) -> Result<(), Error> {
+    /// [`Error::HostDenied`], [`Error::AddressDenied`], or [`Error::Loop`] for our own listeners.
+    pub fn ungoverned_allowed(&self, rules: &Rules, authority: &Authority) -> Result<(), Error> {
+        if rules.settings().ungoverned == config::Ungoverned::Deny {
+            return Err(Error::HostDenied);
+        }
         match authority.host {
             Host::Ip(ip) => self.proxy.upstream.check_literal(ip, authority),
-            _ => Ok(()),
+            Host::Name(_) => Ok(()),
+        }
+    }
+
+    /// Whether a URL outside a tunnel may name this port of an ungoverned host: the text of a request is enough to do harm
+    /// to a mail server or a database. What `resolve` names is the operator's word, and so is an address in
+    /// `allow_upstreams`, without which no literal gets this far.
+    fn port_allowed(&self, rules: &Rules, authority: &Authority) -> Result<(), Error> {
+        let ports = &rules.settings().connect_ports;
+        let listed =
+            matches!(authority.host, Host::Ip(_)) || self.proxy.upstream.is_resolved(authority);
+        if listed || ports.contains(&authority.port) {
+            Ok(())
+        } else {
+            Err(Error::PortDenied)
         }
     }
 

@@ -13,7 +13,7 @@ use std::{
 use tokio::sync::watch;
 
 use crate::{
-    authority::Authority,
+    authority::{Authority, Host},
     ca::Leaves,
     config::{self, Config, Ungoverned},
     destination::Destinations,
@@ -120,8 +120,16 @@ impl Rules {
             }
             _ => {}
         }
-        // Requests outside tunnels, and so what they switch to, are not limited by port.
-        let limited = !matches!(opened.kind, Kind::Switched);
+        let governed = self.destinations.governing(&opened.authority.host);
+        // Requests outside tunnels, and so what they switch to, may name any port of a governed host and what `resolve` names.
+        let limited = match opened.kind {
+            Kind::Switched => {
+                let listed = matches!(opened.authority.host, Host::Ip(_))
+                    || upstream.is_resolved(opened.authority);
+                governed.is_none() && !listed
+            }
+            Kind::Read | Kind::Relayed(_) => true,
+        };
         if limited
             && !self
                 .settings()
@@ -130,7 +138,6 @@ impl Rules {
         {
             return Err(Error::PortDenied);
         }
-        let governed = self.destinations.governing(&opened.authority.host);
         if governed.is_none() && self.settings().ungoverned == Ungoverned::Deny {
             return Err(Error::HostDenied);
         }

@@ -127,6 +127,11 @@ impl Upstream {
         self.way().dialer.check_reached(authority, address)
     }
 
+    /// Whether the operator said in `resolve` where this host and port are.
+    pub fn is_resolved(&self, authority: &Authority) -> bool {
+        self.way().dialer.is_overridden(authority)
+    }
+
     /// An idle connection to `target`, if there is one that still lives.
     pub fn idle(&self, target: &Target) -> Option<Ready> {
         self.way().pool.take(target)

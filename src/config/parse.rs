@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use ipnet::IpNet;
 use toml::de::{DeTable, DeValue};
 
 use super::{
@@ -192,11 +193,19 @@ impl Proxy {
 }
 
 impl ClientRange {
+    /// Whether a range is wider than any one network has on the internet: halves of it, listed together, are all of it.
     fn is_anybody(&self) -> bool {
-        match self {
-            ClientRange::Any => true,
-            ClientRange::Net(net) => net.prefix_len() == 0,
-            ClientRange::Loopback | ClientRange::Private => false,
+        let ClientRange::Net(net) = self else {
+            return *self == ClientRange::Any;
+        };
+        // The widest that were given out are /8, and /12 of IPv6. fc00::/7 and fe80::/10 are in no network but one's own.
+        match net {
+            IpNet::V4(net) => net.prefix_len() < 8,
+            IpNet::V6(net) => {
+                let own = net.addr().is_unique_local() && net.prefix_len() >= 7
+                    || net.addr().is_unicast_link_local() && net.prefix_len() >= 10;
+                net.prefix_len() < 12 && !own
+            }
         }
     }
 }

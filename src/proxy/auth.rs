@@ -343,11 +343,9 @@ mod tests {
             Ok("bab")
         );
         let mut refused = 0;
-        for n in 0..30 {
+        for n in 0..100 {
             match c.check(1, &login("bab", &format!("guess{n}"))).await {
-                Err(Error::CredentialsNeeded) => {
-                    assert_eq!(refused, 0, "refused once, refused for a while")
-                }
+                Err(Error::CredentialsNeeded) => {}
                 Err(Error::Guessing { retry_after }) => {
                     assert!(retry_after > 0);
                     refused += 1;
@@ -355,7 +353,7 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         }
-        assert!(refused >= 18, "only {refused} of 30 guesses were refused");
+        assert!(refused >= 60, "only {refused} of 100 guesses were refused");
         assert_eq!(
             c.check(1, &login("bab", "secret")).await.as_deref(),
             Ok("bab"),

@@ -17,7 +17,6 @@ use tokio::{net::TcpStream, time::Instant};
 
 use crate::{
     authority::Authority,
-    config::Ungoverned,
     error::Error,
     pacing::lane::Departure,
     proxy::{Downstream, answer::Answer},
@@ -97,11 +96,12 @@ pub async fn open(
     record: &mut Record,
 ) -> Result<Response<Answer>, Error> {
     let proxy = &downstream.proxy;
-    if !rules.settings().connect_ports.contains(&authority.port) {
-        return Err(Error::PortDenied);
-    }
+    let port_allowed = rules.settings().connect_ports.contains(&authority.port);
     if let Some(destination) = rules.destinations.governing(&authority.host) {
         record.governed_by(destination.clone());
+        if !port_allowed {
+            return Err(Error::PortDenied);
+        }
         let tls = rules.leaves.server_config(&authority.host).map_err(|e| {
             if proxy.unsigned.is_due() {
                 tracing::warn!(host = %authority.host, "no leaf: {e}");
@@ -120,10 +120,10 @@ pub async fn open(
         });
         return Ok(established());
     }
-    if rules.settings().ungoverned == Ungoverned::Deny {
-        return Err(Error::HostDenied);
+    downstream.ungoverned_allowed(rules, &authority)?;
+    if !port_allowed {
+        return Err(Error::PortDenied);
     }
-    downstream.literal_allowed(&authority)?;
     let share = share(downstream, user.as_ref())?;
     let started = Instant::now();
     let origin = proxy.upstream.tunnel(&authority).await;

@@ -27,6 +27,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::{
     error::Error,
+    headers,
     upstream::{Target, pool::Pool, stream::Stream},
 };
 
@@ -106,7 +107,7 @@ impl Body for Outgoing {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         let this = &mut *self;
-        let frame = match this.ahead.pop_front() {
+        let mut frame = match this.ahead.pop_front() {
             Some(frame) => Some(Ok(frame)),
             None => match this.incoming.as_mut().map(|i| Pin::new(i).poll_frame(cx)) {
                 None => None,
@@ -118,6 +119,7 @@ impl Body for Outgoing {
             },
         };
         this.stall.moved = true;
+        strip_trailers(&mut frame);
         if let Some(data) = frame
             .as_ref()
             .and_then(|f| f.as_ref().ok())
@@ -347,11 +349,12 @@ impl Body for AnswerBody {
         if let Some(ready) = &mut this.ready {
             let _ = ready.poll_end(cx);
         }
-        let Poll::Ready(frame) = Pin::new(&mut this.incoming).poll_frame(cx) else {
+        let Poll::Ready(mut frame) = Pin::new(&mut this.incoming).poll_frame(cx) else {
             ready!(this.stall.poll(STALL_DEADLINE, cx));
             this.ready = None;
             return Poll::Ready(Some(Err(Error::ResponseTimeout)));
         };
+        strip_trailers(&mut frame);
         this.stall.moved = true;
         Poll::Ready(match frame {
             Some(Ok(frame)) => Some(Ok(frame)),
@@ -385,6 +388,14 @@ impl Drop for AnswerBody {
         {
             ready.release();
         }
+    }
+}
+
+fn strip_trailers<E>(frame: &mut Option<Result<Frame<Bytes>, E>>) {
+    if let Some(Ok(frame)) = frame
+        && let Some(trailers) = frame.trailers_mut()
+    {
+        headers::strip_trailers(trailers);
     }
 }
 

@@ -11,6 +11,7 @@ pub mod crowd;
 pub mod http_text;
 pub mod link;
 pub mod metrics;
+pub mod names;
 pub mod origin;
 pub mod origin_misbehaves;
 #[cfg(test)]

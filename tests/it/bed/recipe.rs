@@ -139,6 +139,12 @@ impl Recipe {
         self
     }
 
+    /// Trusts these PEM certificates as roots of origins.
+    pub fn roots(mut self, pem: &str) -> Recipe {
+        self.roots += pem;
+        self
+    }
+
     /// Connects to `address` for `authority`.
     pub fn resolve(mut self, authority: &str, address: SocketAddr) -> Recipe {
         self.resolve += &format!("{authority:?} = \"{address}\"\n");

@@ -196,7 +196,12 @@ impl Replica {
         used.expect("a counter of processor time")
     }
 
-    /// The memory that it has resident now, in bytes.
+    /// Its end, if it has ended.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.process.ended()
+    }
+
+    /// The memory that it has resident, in bytes.
     pub fn memory(&self) -> u64 {
         self.process.memory()
     }
