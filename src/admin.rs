@@ -203,10 +203,11 @@ impl Admin {
             "/status" => typed(
                 StatusCode::OK,
                 "application/json",
-                format!(
-                    "{:#}\n",
-                    status::status(self, argument(query, "history").is_some())
-                ),
+                match argument(query, "history") {
+                    // Its lists would have a line for each second.
+                    Some(_) => format!("{}\n", status::status(self, true)),
+                    None => format!("{:#}\n", status::status(self, false)),
+                },
             ),
             "/" => page::respond(&status::status(self, true)),
             _ => text(StatusCode::OK, "alive\n"),

@@ -120,49 +120,38 @@ fn card(page: &mut String, id: usize, d: &Value, is_only_replica: bool) {
         );
     }
 
-    let each = if d["scope"] == "host" {
-        " of each host; all hosts are added up here"
-    } else {
-        ""
+    let each = match d["scope"] == "host" {
+        true => " for each host; here all hosts are added up",
+        false => "",
     };
-    let who = if is_only_replica {
-        ""
-    } else {
-        " by all replicas"
+    let who = match is_only_replica {
+        true => "this replica",
+        false => "all replicas",
     };
-    let rate = match (plot.window(), plot.now(), plot.own_now()) {
+    let (now, whose) = match (plot.window(), plot.now(), plot.own_now()) {
         (Some(window), Some(now), _) => (unit.steady(now), format!("{who}, mean of {window} s")),
         (Some(window), None, Some(own)) => (
             unit.steady(own),
-            format!(
-                " by this replica, mean of {window} s; the others are not known yet, or not heard"
-            ),
+            format!("this replica alone, mean of {window} s; the others are not known"),
         ),
-        (Some(_), None, None) => ("-".to_owned(), String::new()),
+        (Some(_), None, None) => ("-".to_owned(), "nothing is known yet".to_owned()),
         (None, ..) => {
-            let known = if all.iter().any(Option::is_some) {
-                &all
-            } else {
-                &own
-            };
+            let is_known = all.iter().any(Option::is_some);
+            let known = if is_known { &all } else { &own };
             let sent = known.iter().flatten().sum::<u64>();
-            (format!("{sent} sent"), format!("{who} in five minutes"))
+            (format!("{sent} sent"), format!("{who}, last five minutes"))
         }
     };
-    let (now, of) = rate;
     let every = match plot.window() {
-        None if ceiling > 0.0 => format!(" (one in {})", span(1.0 / ceiling)),
+        None if ceiling > 0.0 => format!(", one in {}", span(1.0 / ceiling)),
         _ => String::new(),
     };
+    let of = format!("of {}{every}{each}", unit.rate(ceiling));
     let _ = write!(
         page,
-        "<p class=\"rate\"><b>{now}</b> <span class=\"soft\">{of}; ceiling {}{every}{each}</span></p>",
-        unit.rate(ceiling)
+        "<p class=\"rate\"><b>{now}</b> {of}</p><p class=\"whose soft\">{whose}</p>"
     );
-    let description = format!(
-        "Now {now}{of}. The ceiling is {}{each}.",
-        unit.rate(ceiling)
-    );
+    let description = format!("{now} {of} ({whose})");
     *page += &plot.svg(
         id,
         &format!("{name}: requests sent in the last five minutes"),
@@ -183,7 +172,7 @@ fn card(page: &mut String, id: usize, d: &Value, is_only_replica: bool) {
 fn figures(page: &mut String, d: &Value, unit: Unit) {
     let number = |key: &str| d[key].as_f64().unwrap_or(0.0);
     let (mode, to_whom) = match d["mode"].as_str() {
-        Some("shared") => ("one cursor for all replicas", ""),
+        Some("shared") => ("the shared cursor", ""),
         Some("embedded") => ("a cursor in memory", ""),
         Some("degraded") => ("this replica's share", " to this replica"),
         Some("dry_run") => ("nothing: dry run", ""),
@@ -193,22 +182,12 @@ fn figures(page: &mut String, d: &Value, unit: Unit) {
         d["wait_seconds"]["median"].as_f64(),
         d["wait_seconds"]["p99"].as_f64(),
     ) {
-        (Some(median), Some(p99)) => format!(
-            "{} median, {} p99 <span class=\"soft\">({})</span>",
-            span(median),
-            span(p99),
-            count(&d["wait_seconds"]["requests"], "request"),
-        ),
+        (Some(median), Some(p99)) => format!("{}, {}", span(median), span(p99),),
         _ => "-".to_owned(),
     };
-    let gap = match d["smallest_gap_seconds"].as_f64() {
-        Some(gap) => format!(
-            "{} <span class=\"soft\">(paced: {})</span>",
-            span(gap),
-            span(1.0 / number("ceiling_rate").max(1e-9))
-        ),
-        None => "-".to_owned(),
-    };
+    let gap = d["smallest_gap_seconds"].as_f64();
+    let gap = gap.map_or("-".to_owned(), span);
+    let interval = span(1.0 / number("ceiling_rate").max(1e-9));
     let throttle = match number("multiplier") {
         m if m > 1.0 => format!("interval \u{d7} {m}"),
         _ => "none".to_owned(),
@@ -221,12 +200,13 @@ fn figures(page: &mut String, d: &Value, unit: Unit) {
         ("Allowed now", format!("{allowed}{to_whom}")),
         ("Throttle", throttle),
         ("Waiting here", count(&d["queue_depth"], "request")),
-        ("Waited here", waits),
+        ("Waited: median, p99", waits),
         (
-            "Busiest second, all replicas",
+            "Busiest second, all",
             count(&d["cluster_busiest_second"], "request"),
         ),
-        ("Smallest gap, this replica", gap),
+        ("Smallest gap here", gap),
+        ("Ceiling's interval", interval),
         ("Paced by", mode.to_owned()),
     ];
     *page += "<dl>";
@@ -252,15 +232,13 @@ fn state(d: &Value) -> (&'static str, &'static str) {
 
 /// What to do about it, where that is one command.
 fn remedy(d: &Value) -> String {
-    let verb = match (&d["locked_out"], &d["paused"]["reason"]) {
-        (Value::Object(_), _) => "unlock",
-        (_, Value::String(_)) => "resume",
+    let (what, verb) = match (&d["locked_out"], &d["paused"]) {
+        (Value::Object(_), _) => ("lockout", "unlock"),
+        (_, Value::Object(_)) => ("pause", "resume"),
         _ => return String::new(),
     };
-    format!(
-        "; to end it: <code>paceline {verb} {}</code>",
-        text(&d["name"])
-    )
+    let name = text(&d["name"]);
+    format!(". To end the {what}: <code>paceline {verb} {name}</code>")
 }
 
 fn replicas(page: &mut String, status: &Value) {
@@ -304,7 +282,13 @@ fn replicas(page: &mut String, status: &Value) {
         }
         (true, _) => "<p>None is known: the store has not been reached yet.</p>".to_owned(),
     };
-    let _ = write!(page, "<section><h2>Replicas</h2>{body}</section>");
+    let _ = write!(page, "<section><h2>Replicas</h2>{body}");
+    let is_silent = |r: &Value| r["state"] == "silent";
+    if status["store"]["degraded"] == false && list(&status["replicas"]).any(is_silent) {
+        *page += "<p class=\"note warn\">Room is left for silent ones, which may be sending by themselves. If one is \
+                  surely dead: <code>paceline forget NAME</code></p>";
+    }
+    *page += "</section>";
 }
 
 fn list(value: &Value) -> impl Iterator<Item = &Value> {
@@ -427,17 +411,18 @@ mod tests {
             &[
                 "ready; the store is there (as of 12:13:14 UTC)",
                 "google_image paced",
-                "7.00/s by all replicas, mean of 10 s; ceiling 7/s",
+                "7.00/s of 7/s all replicas, mean of 10 s",
                 "Allowed now 7/s",
                 "Waiting here 12 requests",
-                "Waited here 421.9 ms median, 1.80 s p99 (420 requests)",
-                "Busiest second, all replicas 7 requests",
-                "Smallest gap, this replica 285.8 ms (paced: 142.9 ms)",
+                "Waited: median, p99 421.9 ms, 1.80 s",
+                "Busiest second, all 7 requests",
+                "Smallest gap here 285.8 ms",
+                "Ceiling's interval 142.9 ms",
                 "Throttle none",
-                "Paced by one cursor for all replicas",
+                "Paced by the shared cursor",
                 "*.googleusercontent.com, drive.google.com",
                 "proxy-a (this one) 0 live",
-                "proxy-c 2 silent for 41s",
+                "proxy-c 2 silent for 41s Room is left for silent ones",
                 "/etc/p.toml",
             ],
         );
@@ -449,18 +434,20 @@ mod tests {
         says(
             &with(json!({"locked_out": locked, "effective_rate": 0.0})),
             &[
-                "locked out locked out for 14m 3s (several URLs answered 403); to end it: paceline unlock google_image",
+                "locked out locked out for 14m 3s (several URLs answered 403). To end the lockout: paceline unlock google_image",
                 "Allowed now nothing",
             ],
         );
         let paused = |reason: &str| json!({"paused": {"reason": reason, "rest_seconds": 90}});
         says(
             &with(paused("operator")),
-            &["paused paused for 1m 30s (by an operator); to end it: paceline resume google_image"],
+            &[
+                "paused paused for 1m 30s (by an operator). To end the pause: paceline resume google_image",
+            ],
         );
         says(
             &with(paused("retry_after")),
-            &["(the destination's Retry-After)"].map(|s| s),
+            &["(the destination&#39;s Retry-After)"],
         );
         says(
             &with(json!({"multiplier": 4, "effective_rate": 1.75})),
@@ -481,7 +468,7 @@ mod tests {
         );
         says(
             &with(json!({"scope": "host"})),
-            &["ceiling 7/s of each host; all hosts are added up here"],
+            &["7.00/s of 7/s for each host; here all hosts are added up"],
         );
     }
 
@@ -499,7 +486,7 @@ mod tests {
             &page(&status),
             &[
                 "ready; degraded: the store is away",
-                "3.00/s by this replica, mean of 10 s; the others are not known yet, or not heard; ceiling 7/s",
+                "3.00/s of 7/s this replica alone, mean of 10 s; the others are not known",
                 "Allowed now 2.33/s to this replica",
                 "Paced by this replica's share",
             ],
@@ -519,7 +506,7 @@ mod tests {
         d["per_second"] = json!({"all_replicas": sent, "this_replica": sent});
         says(
             &page(&status(vec![d])),
-            &["2 sent by all replicas in five minutes; ceiling 1.39/min (one in 43.2 s)"],
+            &["2 sent of 1.39/min, one in 43.2 s all replicas, last five minutes"],
         );
     }
 
@@ -533,7 +520,7 @@ mod tests {
         says(
             &page(&alone),
             &[
-                "new paced - ; ceiling 7/s",
+                "new paced - of 7/s nothing is known yet",
                 "Waiting here -",
                 "This one alone",
             ],

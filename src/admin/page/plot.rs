@@ -66,7 +66,7 @@ impl Plot<'_> {
         for minute in 0..=5 {
             let x = LEFT + f64::from(minute) * (WIDTH - LEFT) / 5.0;
             let (text, anchor) = match minute {
-                0 => ("5 min ago".to_owned(), "start"),
+                0 => ("\u{2212}5 min".to_owned(), "start"),
                 5 => ("now".to_owned(), "end"),
                 m => (format!("\u{2212}{}", 5 - m), "middle"),
             };
