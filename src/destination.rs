@@ -1,10 +1,11 @@
 //! One destination at work: its lanes, its figures, and what answers mean to it.
 //!
 //! Which destination governs a host is in `destination/governing.rs`, what an operator can do to one in
-//! `destination/operate.rs`.
+//! `destination/operate.rs`, its last minutes in `destination/recent.rs`.
 
 mod governing;
 mod operate;
+mod recent;
 
 use std::{
     collections::HashMap,
@@ -33,6 +34,7 @@ use crate::{
         pacer::{Cause, Refusal, Settings},
         throttle::{self, Regime, Rules, tracker::Event},
         time::{LocalTime, Nanos, SECOND, nanos, seconds},
+        waits::Waits,
     },
     store::{Store, memory},
     upstream::Target,
@@ -69,6 +71,7 @@ pub struct Destination {
     whole: Option<Arc<Lane>>,
     lanes: Mutex<HashMap<Option<Host>, Arc<Lane>>>,
     observed: Mutex<Observed>,
+    waits: Mutex<Waits>,
     voided: Arc<AtomicU64>,
     voided_seen: AtomicU64,
     /// What `dry_run` would have made requests wait for.
@@ -88,6 +91,7 @@ impl Destination {
             whole: None,
             lanes: Mutex::default(),
             observed: Mutex::default(),
+            waits: Mutex::default(),
             voided: Arc::default(),
             voided_seen: AtomicU64::new(0),
             imagined: Mutex::default(),
@@ -230,8 +234,10 @@ impl Destination {
 
     /// A request that arrived at `arrived` went out in a slot.
     pub fn dispatched(&self, departure: &Departure, arrived: LocalTime) {
+        let wait = departure.at().since(arrived);
+        self.waited(departure.at(), wait);
         self.figures.dispatched(
-            seconds(departure.at().since(arrived)),
+            seconds(wait),
             seconds(departure.lateness()),
             departure.is_alone(),
         );
@@ -330,6 +336,7 @@ impl Destination {
             imagined.reserve(now, &ask);
         }
         drop(imagined);
+        self.waited(now, wait);
         self.figures.dispatched_dry(seconds(wait));
         self.observed
             .lock()

@@ -20,6 +20,7 @@ mod leaving;
 mod metrics;
 mod operator;
 mod outage;
+mod page;
 mod queue;
 mod ready;
 mod refusals;
