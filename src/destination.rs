@@ -1,10 +1,11 @@
 //! One destination at work: its lanes, its figures, and what answers mean to it.
 //!
 //! Which destination governs a host is in `destination/governing.rs`, what an operator can do to one in
-//! `destination/operate.rs`.
+//! `destination/operate.rs`, its last minutes in `destination/recent.rs`.
 
 mod governing;
 mod operate;
+mod recent;
 
 use std::{
     collections::HashMap,
@@ -34,6 +35,7 @@ use crate::{
         queue::Client,
         throttle::{self, Regime, Rules, tracker::Event},
         time::{LocalTime, Nanos, SECOND, nanos, seconds},
+        waits::Waits,
     },
     shares::{Share, Shares},
     store::{Store, memory},
@@ -75,6 +77,7 @@ pub struct Destination {
     /// Requests that wait, by client.
     queued: Arc<Shares>,
     observed: Mutex<Observed>,
+    waits: Mutex<Waits>,
     voided: Arc<AtomicU64>,
     voided_seen: AtomicU64,
     /// What `dry_run` would have made requests wait for.
@@ -95,6 +98,7 @@ impl Destination {
             lanes: Mutex::default(),
             queued: Shares::new(QUEUE_SHARE),
             observed: Mutex::default(),
+            waits: Mutex::default(),
             voided: Arc::default(),
             voided_seen: AtomicU64::new(0),
             imagined: Mutex::default(),
@@ -245,8 +249,10 @@ impl Destination {
 
     /// A request that arrived at `arrived` went out in a slot.
     pub fn dispatched(&self, departure: &Departure, arrived: LocalTime) {
+        let wait = departure.at().since(arrived);
+        self.waited(departure.at(), wait);
         self.figures.dispatched(
-            seconds(departure.at().since(arrived)),
+            seconds(wait),
             seconds(departure.lateness()),
             departure.is_alone(),
         );
@@ -345,6 +351,7 @@ impl Destination {
             imagined.reserve(now, &ask);
         }
         drop(imagined);
+        self.waited(now, wait);
         self.figures.dispatched_dry(seconds(wait));
         self.observed
             .lock()

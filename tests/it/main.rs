@@ -22,6 +22,7 @@ mod limits;
 mod metrics;
 mod operator;
 mod outage;
+mod page;
 mod queue;
 mod ready;
 mod refusals;
