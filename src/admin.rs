@@ -158,7 +158,7 @@ impl Admin {
             .map(|d| (d.figures().name().clone(), d.standing(now)))
             .collect();
         let among = match &self.store {
-            Store::Memory => Among {
+            Store::Memory(_) => Among {
                 live: 1,
                 ..Among::default()
             },
@@ -178,7 +178,7 @@ impl Admin {
     fn status(&self) -> serde_json::Value {
         let now = LocalTime::now();
         let store = match &self.store {
-            Store::Memory => json!({"kind": "embedded", "up": true}),
+            Store::Memory(_) => json!({"kind": "embedded", "up": true}),
             Store::Postgres(store) => {
                 json!({"kind": "postgres", "up": store.is_up(), "degraded": store.membership().is_degraded()})
             }
@@ -205,7 +205,7 @@ impl Admin {
             })
             .collect();
         let replicas: Vec<_> = match &self.store {
-            Store::Memory => Vec::new(),
+            Store::Memory(_) => Vec::new(),
             Store::Postgres(store) => store
                 .membership()
                 .members(now)

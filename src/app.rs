@@ -25,7 +25,7 @@ use crate::{
     policy::Reach,
     proxy::{Proxy, auth::Credentials},
     service,
-    store::{Store, postgres::Postgres},
+    store::{Store, memory, postgres::Postgres},
     upstream::Upstream,
 };
 
@@ -67,6 +67,14 @@ impl App {
     /// # Errors
     /// Anything that keeps the replica from serving, with what to change.
     pub async fn new(config: Config) -> Result<App> {
+        App::sharing(config, memory::Cursors::default()).await
+    }
+
+    /// As [`App::new`]; without Postgres the cursors are those given, which other replicas in this process may share.
+    ///
+    /// # Errors
+    /// As [`App::new`].
+    pub async fn sharing(config: Config, cursors: memory::Cursors) -> Result<App> {
         if let Some(line) = opaque(&config) {
             bail!(line);
         }
@@ -82,7 +90,7 @@ impl App {
             (proxy_listener.local_addr()?, admin_listener.local_addr()?);
         reach.set_own(vec![proxy_address, admin_address]);
         let store = match &config.store {
-            None => Store::Memory,
+            None => Store::Memory(cursors),
             Some(settings) => {
                 let ceiling = |d: &crate::config::Destination| (d.name.clone(), d.rate.per_second);
                 let ceilings = config.destinations.iter().map(ceiling).collect();
@@ -90,7 +98,7 @@ impl App {
             }
         };
         match &store {
-            Store::Memory => metrics.store_up(true),
+            Store::Memory(_) => metrics.store_up(true),
             Store::Postgres(postgres) => {
                 if !postgres.wait_until_up(STORE_PATIENCE).await {
                     tracing::warn!(
@@ -155,6 +163,14 @@ impl App {
     /// # Errors
     /// The signal handlers cannot be installed.
     pub async fn run(self) -> Result<()> {
+        self.run_until(drain::asked_to_stop()?).await
+    }
+
+    /// As [`App::run`], until `stop` resolves with the reason; a signal then ends it at once.
+    ///
+    /// # Errors
+    /// The signal handlers cannot be installed.
+    pub async fn run_until(self, stop: impl Future<Output = &'static str>) -> Result<()> {
         let serving_at = format!(
             "proxy on {}, admin on {}",
             self.proxy_address, self.admin_address
@@ -169,7 +185,6 @@ impl App {
             patience,
             ..
         } = self;
-        let stop = drain::asked_to_stop()?;
         drain::outlive_hangups()?;
         let (store, metrics) = (admin.store.clone(), proxy.metrics.clone());
         // The admin listener serves to the end: it must tell that the replica drains.

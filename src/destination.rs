@@ -137,7 +137,7 @@ impl Destination {
     fn new(config: config::Destination, ground: Ground) -> Self {
         let mode = match (&ground.store, config.dry_run) {
             (_, true) => Mode::DryRun,
-            (Store::Memory, _) => Mode::Embedded,
+            (Store::Memory(_), _) => Mode::Embedded,
             (Store::Postgres(_), _) => Mode::Shared,
         };
         let mut destination = Destination {
@@ -219,7 +219,7 @@ impl Destination {
             Some(host) => format!("{}/{host}", self.config.name),
         };
         let (key, throttle_key) = match &self.ground.store {
-            Store::Memory => (cursor.clone(), cursor.clone()),
+            Store::Memory(_) => (cursor.clone(), cursor.clone()),
             Store::Postgres(store) => (store.key(&cursor), store.throttle_key(&cursor)),
         };
         if throttle_key.chars().count() > config::KEY_LIMIT {

@@ -80,7 +80,7 @@ pub struct Lane {
 struct Core {
     pacer: Pacer,
     waiters: HashMap<Id, Waiter>,
-    memory: memory::Cursor,
+    memory: memory::Held,
     course: Course,
     tracker: Tracker,
     /// A write of the throttle's state is under way; and one that failed is not tried again before this.
@@ -132,10 +132,14 @@ impl Lane {
         voided: Arc<AtomicU64>,
         above: Option<Arc<Lane>>,
     ) -> Arc<Self> {
+        let memory = match &store {
+            Store::Memory(cursors) => cursors.find(&name.key),
+            Store::Postgres(_) => memory::Held::default(),
+        };
         let core = Core {
             pacer: Pacer::new(settings),
             waiters: HashMap::new(),
-            memory: memory::Cursor::default(),
+            memory,
             course: Course::default(),
             tracker: Tracker::new(rules),
             writing: false,
@@ -198,7 +202,7 @@ impl Lane {
         let now = LocalTime::now();
         core.pacer.is_idle()
             && !core.driving
-            && core.memory.has_passed(now)
+            && core.memory.lock().has_passed(now)
             && core.tracker.is_neutral()
     }
 
@@ -219,8 +223,9 @@ impl Lane {
                 }
                 Action::Refuse(id, refusal) => core.tell(id, Turn::Refused(refusal)),
                 Action::Reserve(ask) => match &self.store {
-                    Store::Memory => {
+                    Store::Memory(_) => {
                         let Core { pacer, memory, .. } = core;
+                        let mut memory = memory.lock();
                         let granted = memory.reserve(now, &ask);
                         pacer.granted(now, granted, memory.clock());
                     }
@@ -275,7 +280,7 @@ impl Lane {
 
     fn moment(&self, now: LocalTime) -> Moment {
         let offset = match &self.store {
-            Store::Memory => Some(0),
+            Store::Memory(_) => Some(0),
             Store::Postgres(store) => store
                 .with_clock(|clock| clock.to_store(now, now))
                 .map(|there| there.0.saturating_sub(now.0)),
@@ -290,7 +295,7 @@ impl Lane {
         }
         let mut episode = core.tracker.episode();
         match &self.store {
-            Store::Memory => core.tracker.settle_alone(),
+            Store::Memory(_) => core.tracker.settle_alone(),
             Store::Postgres(_) if core.course.is_alone() => {}
             Store::Postgres(_) => episode = core.tracker.row_episode(),
         }
@@ -327,7 +332,7 @@ impl Lane {
 
     /// Whether all that is known here of the throttle is in the store, if there is one.
     pub fn is_told(&self) -> bool {
-        matches!(self.store, Store::Memory) || self.lock().tracker.is_settled()
+        matches!(self.store, Store::Memory(_)) || self.lock().tracker.is_settled()
     }
 
     /// What is in force.
