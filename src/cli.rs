@@ -9,11 +9,12 @@ use clap::{Parser, Subcommand};
 pub mod admin;
 pub mod ca;
 pub mod check;
+pub mod demo;
 pub mod env;
 pub mod health;
 
 /// Everything that may be typed after `paceline`.
-#[derive(Clone, Debug, PartialEq, Eq, Parser)]
+#[derive(Clone, Debug, PartialEq, Parser)]
 #[command(
     name = "paceline",
     version,
@@ -37,7 +38,7 @@ impl Cli {
 }
 
 /// The subcommands.
-#[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
+#[derive(Clone, Debug, PartialEq, Subcommand)]
 pub enum Command {
     /// Serve (the default); Ctrl-C or SIGTERM drains
     Run,
@@ -48,6 +49,9 @@ pub enum Command {
     Ca(CaCommand),
     /// Print the export lines for a worker's shell
     Env,
+    /// What needs no configuration
+    #[command(flatten)]
+    Alone(Alone),
     /// Ask a running replica whether it is ready; exit 0 if it is, for the health checks of containers
     Health {
         /// Its admin listener; else the one in the configuration
@@ -63,6 +67,13 @@ pub enum Command {
         #[arg(long, value_name = "URL")]
         admin: Option<String>,
     },
+}
+
+/// The subcommands that read no configuration.
+#[derive(Clone, Debug, PartialEq, Subcommand)]
+pub enum Alone {
+    /// Show what it is for: replicas, workers and an origin on this machine, with paceline and without
+    Demo(demo::Options),
 }
 
 /// What `paceline ca` can do.
@@ -152,6 +163,17 @@ mod tests {
     }
 
     #[test]
+    fn a_demo_is_kept_within_what_can_be_shown() {
+        let Command::Alone(Alone::Demo(demo)) = typed("paceline demo").unwrap().0 else {
+            panic!("not a demo");
+        };
+        assert_eq!((demo.rate.per_second, demo.seconds), (7.0, 10));
+        assert_eq!((demo.replicas, demo.workers), (3, 12));
+        let url = typed("paceline demo --store-url postgres://u:secret@h/d").unwrap();
+        assert!(!format!("{url:?}").contains("secret"));
+    }
+
+    #[test]
     fn mistakes_of_usage_exit_with_2_and_help_with_0() {
         for line in [
             "paceline ca",
@@ -160,6 +182,11 @@ mod tests {
             "paceline check a.toml",
             "paceline forget",
             "paceline --config",
+            "paceline demo --seconds 0",
+            "paceline demo --replicas 0",
+            "paceline demo --workers 201",
+            "paceline demo --rate 1000",
+            "paceline demo 7",
         ] {
             assert_eq!(typed(line).unwrap_err().exit_code(), 2, "{line}");
         }

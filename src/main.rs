@@ -19,8 +19,11 @@ fn env(name: &str) -> Option<String> {
 
 fn main() -> ExitCode {
     let typed = cli::Cli::parse();
-    let config = Config::load(typed.config.as_deref(), &env);
     let command = typed.chosen();
+    if let cli::Command::Alone(command) = &command {
+        return alone(command, typed.config.is_some());
+    }
+    let config = Config::load(typed.config.as_deref(), &env);
     if command == cli::Command::Check {
         return check(cli::check::check(config));
     }
@@ -48,7 +51,7 @@ fn main() -> ExitCode {
         }
         cli::Command::Health { admin } => health(&config, admin.as_deref()),
         cli::Command::Forget { replica, admin } => forget(&config, admin.as_deref(), &replica),
-        cli::Command::Check => Ok(()),
+        cli::Command::Check | cli::Command::Alone(_) => Ok(()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -94,6 +97,29 @@ async fn forget(config: &Config, admin: Option<&str>, replica: &str) -> anyhow::
 async fn health(config: &Config, admin: Option<&str>) -> anyhow::Result<()> {
     let listener = cli::admin::AdminListener::new(admin, &config.admin)?;
     print(listener.health().await)
+}
+
+#[tokio::main]
+async fn alone(command: &cli::Alone, config: bool) -> ExitCode {
+    if config {
+        eprintln!("paceline: this command reads no configuration; leave out --config");
+        return ExitCode::from(2);
+    }
+    // What replicas log would get between the lines of a demo, unless it is asked for.
+    if env("PACELINE_LOG").is_some() {
+        log::start(&env);
+    }
+    let held = match command {
+        cli::Alone::Demo(options) => cli::demo::run(options, &env).await,
+    };
+    match held {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) => {
+            eprintln!("paceline: {e:#}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 #[tokio::main(flavor = "current_thread")]

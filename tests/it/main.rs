@@ -11,6 +11,7 @@ mod ceiling;
 mod clients;
 mod conformance;
 mod cursor_sql;
+mod demo;
 mod deploy;
 mod destinations;
 mod drain;
