@@ -10,6 +10,7 @@ pub mod admin;
 pub mod ca;
 pub mod check;
 pub mod demo;
+pub mod doctor;
 pub mod env;
 pub mod health;
 
@@ -74,6 +75,8 @@ pub enum Command {
 pub enum Alone {
     /// Show what it is for: replicas, workers and an origin on this machine, with paceline and without
     Demo(demo::Options),
+    /// Run in a worker: which proxy and trust settings its clients will honour, and whether there is a way round
+    Doctor(doctor::Options),
 }
 
 /// What `paceline ca` can do.
@@ -187,6 +190,8 @@ mod tests {
             "paceline demo --workers 201",
             "paceline demo --rate 1000",
             "paceline demo 7",
+            "paceline doctor --url http://a.test/",
+            "paceline doctor a.test",
         ] {
             assert_eq!(typed(line).unwrap_err().exit_code(), 2, "{line}");
         }

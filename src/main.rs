@@ -109,15 +109,18 @@ async fn alone(command: &cli::Alone, config: bool) -> ExitCode {
     if env("PACELINE_LOG").is_some() {
         log::start(&env);
     }
-    let held = match command {
+    let done = match command {
         cli::Alone::Demo(options) => cli::demo::run(options, &env).await,
+        cli::Alone::Doctor(options) => cli::doctor::run(options, &env)
+            .await
+            .and_then(|(report, is_well)| print(Ok::<_, anyhow::Error>(report)).map(|()| is_well)),
     };
-    match held {
+    match done {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(e) => {
             eprintln!("paceline: {e:#}");
-            ExitCode::FAILURE
+            ExitCode::from(if e.is::<cli::doctor::Usage>() { 2 } else { 1 })
         }
     }
 }
