@@ -3,9 +3,12 @@
 //! It is a listener of its own so that it cannot be reached by way of the proxy, and so that a flood of workers does
 //! not keep the operator out. Changes are POSTs, from loopback or with the token.
 
+pub mod status;
+
 use std::{
     convert::Infallible,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
+    ops::RangeInclusive,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -15,23 +18,29 @@ use std::{
 
 use bytes::Bytes;
 use http::{
-    HeaderValue, Method, Request, Response, StatusCode,
-    header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, ORIGIN},
+    HeaderMap, HeaderValue, Method, Request, Response, StatusCode,
+    header::{ALLOW, AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, ORIGIN},
 };
 use http_body_util::Full;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use percent_encoding::percent_decode_str;
-use serde_json::json;
 use subtle::ConstantTimeEq as _;
 use tokio::net::TcpListener;
 
-use crate::{config::Secret, metrics::Among, pacing::time::LocalTime, proxy::Proxy, store::Store};
+use crate::{
+    config::Secret, destination::Destination, metrics::Among, pacing::time::LocalTime,
+    proxy::Proxy, store::Store,
+};
 
 /// A head must be there in this time; an idle connection is closed after it too.
 const HEAD_DEADLINE: Duration = Duration::from_secs(30);
 /// Connections at once: an operator, a Prometheus and a load balancer need few.
 const CONNECTIONS: usize = 64;
+
+/// How long an operator's pause may be: anything longer is a destination that should be configured otherwise.
+const PAUSES: RangeInclusive<Duration> =
+    Duration::from_secs(1)..=Duration::from_secs(30 * 24 * 3600);
 
 /// What the listener shows.
 #[derive(Debug)]
@@ -42,8 +51,6 @@ pub struct Admin {
     pub store: Store,
     /// Whether it is going away.
     pub draining: Arc<AtomicBool>,
-    /// Lets changes be made from elsewhere than loopback.
-    pub token: Option<Secret>,
 }
 
 impl Admin {
@@ -60,99 +67,155 @@ impl Admin {
     }
 
     async fn answer(&self, request: &Request<Incoming>, peer: SocketAddr) -> Response<Full<Bytes>> {
-        if request.method() == Method::POST {
-            if !self.may_change(request, peer) {
-                return text(
-                    StatusCode::FORBIDDEN,
-                    "changes need a connection from loopback, or \"Authorization: Bearer\" with admin.token\n",
-                );
-            }
-            return self.change(request).await;
-        }
-        self.show(request)
-    }
-
-    /// From loopback, but not on behalf of a web page: a browser on this machine would send what any page tells it to.
-    fn may_change(&self, request: &Request<Incoming>, peer: SocketAddr) -> bool {
-        let given = request.headers().get(AUTHORIZATION);
-        let given = given.and_then(|v| v.as_bytes().strip_prefix(b"Bearer "));
-        match (given, &self.token) {
-            (Some(given), Some(token)) => given.ct_eq(token.reveal().as_bytes()).into(),
-            (Some(_), None) => false,
-            (None, _) => {
-                peer.ip().to_canonical().is_loopback() && !request.headers().contains_key(ORIGIN)
-            }
-        }
-    }
-
-    async fn change(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
-        let query = request.uri().query().unwrap_or_default();
-        match request.uri().path() {
-            "/forget" => match argument(query, "replica") {
-                Some(replica) => outcome(self.forget(&replica).await),
-                None => text(
-                    StatusCode::BAD_REQUEST,
-                    "say which: POST /forget?replica=NAME\n",
-                ),
-            },
-            _ => text(
-                StatusCode::NOT_FOUND,
-                "the only change that can be made is POST /forget?replica=NAME\n",
-            ),
-        }
-    }
-
-    async fn forget(&self, replica: &str) -> Result<String, String> {
-        let Store::Postgres(store) = &self.store else {
-            return Err("the embedded store has one replica only, this one".to_owned());
+        let path = request.uri().path();
+        let (allow, known) = match path {
+            "/" | "/status" | "/metrics" | "/healthz" | "/readyz" => ("GET, HEAD", true),
+            "/unlock" | "/pause" | "/resume" | "/forget" => ("POST", true),
+            _ => ("", false),
         };
-        store.forget(replica).await?;
+        if !known {
+            return text(
+                StatusCode::NOT_FOUND,
+                "try /, /status, /metrics, /healthz or /readyz; changes are POSTs to /unlock, /pause, /resume and /forget\n",
+            );
+        }
+        if !allow.split(", ").any(|m| m == request.method().as_str()) {
+            let what = format!("{path} takes {allow}\n");
+            let mut response = text(StatusCode::METHOD_NOT_ALLOWED, what);
+            let allow = HeaderValue::from_static(allow);
+            response.headers_mut().insert(ALLOW, allow);
+            return response;
+        }
+        if request.method() != Method::POST {
+            return self.show(path);
+        }
+        let rules = self.proxy.in_force.now();
+        if !may_change(
+            request.headers(),
+            peer.ip(),
+            rules.config.admin.token.as_ref(),
+        ) {
+            return text(
+                StatusCode::FORBIDDEN,
+                "changes need a connection from loopback, or \"Authorization: Bearer\" with admin.token; \
+                 `paceline` takes the token from --config or from PACELINE_ADMIN_TOKEN\n",
+            );
+        }
+        self.change(path, request.uri().query().unwrap_or_default())
+            .await
+    }
+
+    async fn change(&self, path: &str, query: &str) -> Response<Full<Bytes>> {
+        let needed = |key| argument(query, key).ok_or_else(|| Refused::Usage(path.to_owned()));
+        let done = async {
+            match path {
+                "/forget" => self.forget(&needed("replica")?).await,
+                "/unlock" => self.unlock(&needed("destination")?).await,
+                "/resume" => self.resume(&needed("destination")?).await,
+                "/pause" => {
+                    let (destination, span) = (needed("destination")?, needed("for")?);
+                    let span = humantime::parse_duration(&span).ok();
+                    match span.filter(|span| PAUSES.contains(span)) {
+                        Some(span) => self.pause(&destination, span).await,
+                        None => Err(Refused::Usage(path.to_owned())),
+                    }
+                }
+                _ => Err(Refused::Usage(path.to_owned())),
+            }
+        };
+        match done.await {
+            Ok(done) => text(StatusCode::OK, done + "\n"),
+            Err(refused) => refused.answer(),
+        }
+    }
+
+    /// The destination of that name.
+    fn destination(&self, name: &str) -> Result<Arc<Destination>, Refused> {
+        let rules = self.proxy.in_force.now();
+        let mut all = rules.destinations.iter();
+        all.find(|d| d.config().name == name)
+            .cloned()
+            .ok_or_else(|| {
+                let all = rules.destinations.iter();
+                let names: Vec<_> = all.map(|d| d.config().name.clone()).collect();
+                Refused::Unknown(format!(
+                    "no destination is called {}; those configured: {}",
+                    name.escape_debug(),
+                    names.join(", ")
+                ))
+            })
+    }
+
+    async fn unlock(&self, name: &str) -> Result<String, Refused> {
+        let destination = self.destination(name)?;
+        if !destination.unlock().await.map_err(Refused::Now)? {
+            return Err(Refused::Now(format!("{name} is not locked")));
+        }
+        tracing::info!(destination = name, "unlocked by an operator");
+        Ok(format!("{name} is unlocked, in all replicas"))
+    }
+
+    async fn pause(&self, name: &str, span: Duration) -> Result<String, Refused> {
+        let destination = self.destination(name)?;
+        destination.pause(span).await.map_err(Refused::Now)?;
+        let span = humantime::format_duration(span);
+        tracing::info!(destination = name, %span, "paused by an operator");
+        Ok(format!(
+            "{name} is paused for {span}, in all replicas; `paceline resume {name}` ends it before"
+        ))
+    }
+
+    async fn resume(&self, name: &str) -> Result<String, Refused> {
+        let destination = self.destination(name)?;
+        if !destination.resume().await.map_err(Refused::Now)? {
+            return Err(Refused::Now(format!("{name} is not paused")));
+        }
+        tracing::info!(destination = name, "resumed by an operator");
+        Ok(format!("{name} goes on, in all replicas"))
+    }
+
+    async fn forget(&self, replica: &str) -> Result<String, Refused> {
+        let Store::Postgres(store) = &self.store else {
+            return Err(Refused::Now(
+                "the embedded store has one replica only, this one".to_owned(),
+            ));
+        };
+        store.forget(replica).await.map_err(Refused::Now)?;
         tracing::info!(replica, "forgotten; its number is free");
         Ok(format!("{replica} is forgotten; its number is free"))
     }
 
-    fn show(&self, request: &Request<Incoming>) -> Response<Full<Bytes>> {
-        if request.method() != Method::GET && request.method() != Method::HEAD {
-            return text(
-                StatusCode::METHOD_NOT_ALLOWED,
-                "only GET and POST are understood here\n",
-            );
-        }
-        match request.uri().path() {
+    fn show(&self, path: &str) -> Response<Full<Bytes>> {
+        match path {
             "/metrics" => typed(
                 StatusCode::OK,
                 "text/plain; version=0.0.4; charset=utf-8",
                 self.metrics(),
             ),
-            "/healthz" => text(StatusCode::OK, "alive\n"),
-            "/readyz" => {
-                let blockers = self.blockers();
-                if blockers.is_empty() {
-                    text(StatusCode::OK, "ready\n")
-                } else {
-                    text(
-                        StatusCode::SERVICE_UNAVAILABLE,
-                        format!("not ready: {}\n", blockers.join(", ")),
-                    )
-                }
-            }
+            "/readyz" => match self.blockers().as_slice() {
+                [] => text(StatusCode::OK, "ready\n"),
+                some => text(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    format!("not ready: {}\n", some.join(", ")),
+                ),
+            },
             "/status" => typed(
                 StatusCode::OK,
                 "application/json",
-                format!("{:#}\n", self.status()),
+                format!("{:#}\n", status::status(self)),
             ),
-            "/" => typed(StatusCode::OK, "text/html; charset=utf-8", self.page()),
-            _ => text(
-                StatusCode::NOT_FOUND,
-                "try /, /status, /metrics, /healthz or /readyz\n",
+            "/" => typed(
+                StatusCode::OK,
+                "text/html; charset=utf-8",
+                status::page(&status::status(self)),
             ),
+            _ => text(StatusCode::OK, "alive\n"),
         }
     }
 
     fn metrics(&self) -> String {
-        let now = LocalTime::now();
-        let standings: Vec<_> = self
-            .proxy
+        let (now, rules) = (LocalTime::now(), self.proxy.in_force.now());
+        let standings: Vec<_> = rules
             .destinations
             .iter()
             .map(|d| (d.figures().name().clone(), d.standing(now)))
@@ -173,90 +236,6 @@ impl Admin {
             }
         };
         self.proxy.metrics.scrape(&standings, among)
-    }
-
-    fn status(&self) -> serde_json::Value {
-        let now = LocalTime::now();
-        let store = match &self.store {
-            Store::Memory(_) => json!({"kind": "embedded", "up": true}),
-            Store::Postgres(store) => {
-                json!({"kind": "postgres", "up": store.is_up(), "degraded": store.membership().is_degraded()})
-            }
-        };
-        let destinations: Vec<_> = self
-            .proxy
-            .destinations
-            .iter()
-            .map(|d| {
-                let s = d.standing(now);
-                json!({
-                    "name": &**d.figures().name(),
-                    "hosts": d.config().hosts.iter().map(ToString::to_string).collect::<Vec<_>>(),
-                    "ceiling_rate": s.ceiling,
-                    "effective_rate": s.effective,
-                    "observed_rate": s.observed,
-                    "busiest_second": s.busiest,
-                    "smallest_gap_seconds": s.smallest_gap,
-                    "queue_depth": s.waiting,
-                    "cluster_observed_rate": s.cluster_observed,
-                    "cluster_busiest_second": s.cluster_busiest,
-                    "dry_run": d.config().dry_run,
-                })
-            })
-            .collect();
-        let replicas: Vec<_> = match &self.store {
-            Store::Memory(_) => Vec::new(),
-            Store::Postgres(store) => store
-                .membership()
-                .members(now)
-                .iter()
-                .map(|m| {
-                    json!({"number": m.number, "replica": m.replica, "self": m.is_self, "state": m.state, "silent_for_seconds": m.silent_for})
-                })
-                .collect(),
-        };
-        json!({
-            "version": env!("CARGO_PKG_VERSION"),
-            "ready": self.blockers().is_empty(),
-            "blockers": self.blockers(),
-            "store": store,
-            "replicas": replicas,
-            "destinations": destinations,
-        })
-    }
-
-    fn page(&self) -> String {
-        let now = LocalTime::now();
-        let rows: String = self
-            .proxy
-            .destinations
-            .iter()
-            .map(|d| {
-                let s = d.standing(now);
-                let gap = s
-                    .smallest_gap
-                    .map_or("-".to_owned(), |g| format!("{:.1} ms", g * 1e3));
-                format!(
-                    "<tr><td>{}<td>{:.2}/s<td>{:.2}/s<td>{}<td>{gap}<td>{}",
-                    d.figures().name(),
-                    s.observed,
-                    s.effective,
-                    s.busiest,
-                    s.waiting
-                )
-            })
-            .collect();
-        format!(
-            "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content=\"width=device-width\">\
-             <meta http-equiv=refresh content=2><title>paceline</title><style>body{{font:16px system-ui;margin:2em}}\
-             td,th{{text-align:left;padding:.3em 1em .3em 0}}</style><h1>paceline</h1><p>{}<table><tr><th>destination\
-             <th>observed<th>ceiling<th>busiest second<th>smallest gap<th>waiting{rows}</table>\n",
-            if self.blockers().is_empty() {
-                "ready"
-            } else {
-                "not ready"
-            },
-        )
     }
 }
 
@@ -296,11 +275,50 @@ fn argument(query: &str, key: &str) -> Option<String> {
     (!value.is_empty()).then(|| value.into_owned())
 }
 
-/// A change that was made, or why it was not.
-fn outcome(outcome: Result<String, String>) -> Response<Full<Bytes>> {
-    match outcome {
-        Ok(done) => text(StatusCode::OK, done + "\n"),
-        Err(why) => text(StatusCode::CONFLICT, why + "\n"),
+/// Whether this request may change something: from loopback, but not on behalf of a web page, for a browser on this
+/// machine sends what any page tells it to; or from anywhere with the token. A token that is wrong is wrong from
+/// loopback too.
+fn may_change(headers: &HeaderMap, peer: IpAddr, token: Option<&Secret>) -> bool {
+    let given = headers.get(AUTHORIZATION);
+    match (given, token) {
+        (Some(given), Some(token)) => given
+            .as_bytes()
+            .strip_prefix(b"Bearer ")
+            .is_some_and(|given| given.ct_eq(token.reveal().as_bytes()).into()),
+        (Some(_), None) => false,
+        (None, _) => peer.to_canonical().is_loopback() && !headers.contains_key(ORIGIN),
+    }
+}
+
+/// Why a change was not made.
+enum Refused {
+    /// This path was asked without what it needs.
+    Usage(String),
+    /// There is nothing of that name; the text says what there is.
+    Unknown(String),
+    /// It cannot be made as things are; the text says why.
+    Now(String),
+}
+
+impl Refused {
+    fn answer(self) -> Response<Full<Bytes>> {
+        match self {
+            Refused::Usage(path) => {
+                let needs = match path.as_str() {
+                    "/forget" => "?replica=NAME",
+                    "/pause" => {
+                        "?destination=NAME&for=DURATION, such as 90s or 15m, from 1s to 30days"
+                    }
+                    _ => "?destination=NAME",
+                };
+                text(
+                    StatusCode::BAD_REQUEST,
+                    format!("say which: POST {path}{needs}\n"),
+                )
+            }
+            Refused::Unknown(what) => text(StatusCode::NOT_FOUND, what + "\n"),
+            Refused::Now(why) => text(StatusCode::CONFLICT, why + "\n"),
+        }
     }
 }
 
@@ -318,4 +336,68 @@ fn typed(status: StatusCode, kind: &'static str, text: impl Into<Bytes>) -> Resp
         .headers_mut()
         .insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_come_from_loopback_or_with_the_token_and_never_from_a_web_page_alone() {
+        let token = Secret::new("right");
+        let headers = |fields: &[(http::HeaderName, &'static str)]| {
+            let field = |(name, value): &(http::HeaderName, &'static str)| {
+                (name.clone(), HeaderValue::from_static(value))
+            };
+            fields.iter().map(field).collect::<HeaderMap>()
+        };
+        let (none, page) = (headers(&[]), headers(&[(ORIGIN, "http://page.test")]));
+        let (right, wrong) = (
+            headers(&[(AUTHORIZATION, "Bearer right")]),
+            headers(&[(AUTHORIZATION, "Bearer wrong")]),
+        );
+        let basic = headers(&[(AUTHORIZATION, "Basic cmlnaHQ=")]);
+        let both = headers(&[
+            (AUTHORIZATION, "Bearer right"),
+            (ORIGIN, "http://page.test"),
+        ]);
+        let (near, mapped, far) = ("127.0.0.1", "::ffff:127.0.0.1", "192.0.2.7");
+        for (fields, peer, with_token, without) in [
+            (&none, near, true, true),
+            (&none, mapped, true, true),
+            (&none, "::1", true, true),
+            (&none, far, false, false),
+            (&none, "10.0.0.1", false, false),
+            (&page, near, false, false),
+            (&right, near, true, false),
+            (&right, far, true, false),
+            (&wrong, near, false, false),
+            (&wrong, far, false, false),
+            (&basic, near, false, false),
+            (&basic, far, false, false),
+            (&both, far, true, false),
+        ] {
+            let peer = peer.parse().expect("an address");
+            assert_eq!(
+                may_change(fields, peer, Some(&token)),
+                with_token,
+                "{fields:?} {peer}"
+            );
+            assert_eq!(
+                may_change(fields, peer, None),
+                without,
+                "{fields:?} {peer}, no token"
+            );
+        }
+    }
+
+    #[test]
+    fn arguments_are_decoded_and_none_is_empty() {
+        let query = "destination=a%20b&for=1h&empty=&bad=%ff";
+        assert_eq!(argument(query, "destination").as_deref(), Some("a b"));
+        assert_eq!(argument(query, "for").as_deref(), Some("1h"));
+        for missing in ["empty", "bad", "dest", "replica"] {
+            assert_eq!(argument(query, missing), None, "{missing}");
+        }
+    }
 }

@@ -1,7 +1,10 @@
 //! All wiring: the parts are made in order, everything is bound before anything is served, and the value that comes
 //! back knows where.
 
+pub mod reload;
+
 use std::{
+    collections::BTreeMap,
     net::SocketAddr,
     path::PathBuf,
     sync::Arc,
@@ -11,19 +14,21 @@ use std::{
 use anyhow::{Context as _, Result, bail};
 use tokio::net::TcpListener;
 
+use self::reload::Reload;
 use crate::{
     admin::{self, Admin},
     authority::HostPattern,
     ca::{self, Constraints, Issuer, Leaves},
     cli::env::Worker,
-    config::{Config, TlsMode, host_name},
+    config::{self, Config, TlsMode, host_name},
     destination::{Destinations, Ground},
-    drain::{self, Drain, Signal},
+    drain::{self, Drain, Hangups, Signal},
     listener,
     metrics::Metrics,
     pacing::alarm::Alarm,
     policy::Reach,
     proxy::{Proxy, auth::Credentials},
+    rules::{InForce, Rules},
     service,
     store::{Store, memory, postgres::Postgres},
     upstream::Upstream,
@@ -46,9 +51,10 @@ pub struct App {
     admin_listener: TcpListener,
     proxy: Arc<Proxy>,
     admin: Arc<Admin>,
+    reach: Reach,
+    hangups: Hangups,
     drain: Drain,
     signal: Signal,
-    patience: Duration,
     ca_dir: PathBuf,
 }
 
@@ -75,12 +81,14 @@ impl App {
     /// # Errors
     /// As [`App::new`].
     pub async fn sharing(config: Config, cursors: memory::Cursors) -> Result<App> {
+        let hangups = Hangups::listen()?;
         if let Some(line) = opaque(&config) {
             bail!(line);
         }
-        let leaves = certificates(&config)?;
+        let leaves = Arc::new(certificates(&config)?);
         let metrics = Metrics::new();
         metrics.ca_expiry(since_epoch(leaves.issuer().not_after()));
+        metrics.reloaded(Some(since_epoch(SystemTime::now())));
         let reach = Reach::new(&config.proxy.allow_upstreams);
         let upstream =
             Upstream::new(&config.upstream, reach.clone()).map_err(anyhow::Error::msg)?;
@@ -92,8 +100,7 @@ impl App {
         let store = match &config.store {
             None => Store::Memory(cursors),
             Some(settings) => {
-                let ceiling = |d: &crate::config::Destination| (d.name.clone(), d.rate.per_second);
-                let ceilings = config.destinations.iter().map(ceiling).collect();
+                let ceilings = ceilings(&config.destinations);
                 Store::Postgres(Postgres::start(settings, ceilings, metrics.clone())?)
             }
         };
@@ -113,22 +120,26 @@ impl App {
             metrics: metrics.clone(),
             max_replicas: config.store.as_ref().map_or(1, |s| s.max_replicas),
         };
+        let ca_dir = config.ca.dir.clone();
+        let credentials = config.proxy.auth.as_ref();
+        let credentials = credentials.map(|auth| Arc::new(Credentials::new(auth, None)));
         let proxy = Arc::new(Proxy {
-            destinations: Destinations::new(&config.destinations, &ground),
+            in_force: InForce::new(Rules {
+                destinations: Destinations::new(&config.destinations, &ground),
+                leaves,
+                credentials,
+                config,
+            }),
             upstream,
-            leaves,
-            credentials: config.proxy.auth.as_ref().map(Credentials::new),
             metrics,
             untrusting: Default::default(),
             client_keys: Default::default(),
-            settings: config.proxy.clone(),
         });
         let (drain, signal) = Drain::new();
         let admin = Arc::new(Admin {
             proxy: proxy.clone(),
             store,
             draining: drain.flag(),
-            token: config.admin.token,
         });
         Ok(App {
             proxy_address,
@@ -137,10 +148,11 @@ impl App {
             admin_listener,
             proxy,
             admin,
+            reach,
+            hangups,
             drain,
             signal,
-            patience: config.proxy.drain,
-            ca_dir: config.ca.dir,
+            ca_dir,
         })
     }
 
@@ -152,25 +164,30 @@ impl App {
         let bundle = ca::write_bundle(&self.ca_dir)?;
         Ok(crate::cli::env::exports(Worker {
             listen: self.proxy_address,
-            credentials: self.proxy.credentials.is_some(),
+            credentials: self.proxy.in_force.now().credentials.is_some(),
             host_name: &host_name(),
             bundle: &bundle,
         }))
     }
 
-    /// Serves until asked to stop, then finishes what is under way. A second request to stop ends it at once.
+    /// Serves until asked to stop, then finishes what is under way. A second request to stop ends it at once. The
+    /// configuration is read again, with the variables of `env`, at each SIGHUP.
     ///
     /// # Errors
     /// The signal handlers cannot be installed.
-    pub async fn run(self) -> Result<()> {
-        self.run_until(drain::asked_to_stop()?).await
+    pub async fn run(self, env: fn(&str) -> Option<String>) -> Result<()> {
+        self.run_until(drain::asked_to_stop()?, env).await
     }
 
     /// As [`App::run`], until `stop` resolves with the reason; a signal then ends it at once.
     ///
     /// # Errors
     /// The signal handlers cannot be installed.
-    pub async fn run_until(self, stop: impl Future<Output = &'static str>) -> Result<()> {
+    pub async fn run_until(
+        self,
+        stop: impl Future<Output = &'static str>,
+        env: fn(&str) -> Option<String>,
+    ) -> Result<()> {
         let serving_at = format!(
             "proxy on {}, admin on {}",
             self.proxy_address, self.admin_address
@@ -180,22 +197,32 @@ impl App {
             admin_listener,
             proxy,
             admin,
+            reach,
+            hangups,
             drain,
             signal,
-            patience,
             ..
         } = self;
-        drain::outlive_hangups()?;
         let (store, metrics) = (admin.store.clone(), proxy.metrics.clone());
         // The admin listener serves to the end: it must tell that the replica drains.
         tokio::spawn(admin::run(admin_listener, admin));
-        let serving = tokio::spawn(listener::run(proxy_listener, proxy, signal));
+        let reload = Reload {
+            proxy: proxy.clone(),
+            store: store.clone(),
+            reach,
+            env,
+            serving_at: serving_at.clone(),
+        };
+        let reloading = tokio::spawn(reload.run(hangups));
+        let serving = tokio::spawn(listener::run(proxy_listener, proxy.clone(), signal));
         service::keep_watch();
         service::ready(&serving_at);
         let why = stop.await;
+        let patience = proxy.in_force.now().settings().drain;
         service::stopping(patience);
         let stop_again = drain::asked_to_stop()?;
         drain.start();
+        reloading.abort();
         let _ = serving.await;
         tracing::info!(
             signal = why,
@@ -262,10 +289,10 @@ pub fn opaque(config: &Config) -> Option<String> {
 
 /// A line for each destination whose hosts the issuer may not sign for.
 pub fn uncovered(config: &Config, issuer: &Issuer) -> Vec<String> {
-    let lacks = |d: &&crate::config::Destination| {
+    let lacks = |d: &&config::Destination| {
         d.tls == TlsMode::Intercept && !issuer.covers_all(&Constraints::permitting(&d.hosts))
     };
-    let line = |d: &crate::config::Destination| {
+    let line = |d: &config::Destination| {
         format!(
             "destination {} is not covered by the CA's name constraints; run `paceline ca init`, which leaves the root as it is",
             d.name
@@ -278,6 +305,12 @@ fn bind(address: SocketAddr, key: &str) -> Result<TcpListener> {
     listener::bind(address).with_context(|| {
         format!("{key}: cannot listen on {address}; stop what uses it or choose another")
     })
+}
+
+/// The ceilings by destination, in requests per second, for the other replicas to know.
+fn ceilings(destinations: &[config::Destination]) -> BTreeMap<String, f64> {
+    let ceiling = |d: &config::Destination| (d.name.clone(), d.rate.per_second);
+    destinations.iter().map(ceiling).collect()
 }
 
 fn since_epoch(at: SystemTime) -> f64 {

@@ -2,7 +2,7 @@
 //!
 //! Exit codes: 0 fine, 1 failed, 2 usage or configuration (clap ends the process with 2 by itself).
 
-use std::path::PathBuf;
+use std::{path::PathBuf, time::Duration};
 
 use clap::{Parser, Subcommand};
 
@@ -13,6 +13,7 @@ pub mod demo;
 pub mod doctor;
 pub mod env;
 pub mod health;
+pub mod status;
 
 /// Everything that may be typed after `paceline`.
 #[derive(Clone, Debug, PartialEq, Parser)]
@@ -50,24 +51,92 @@ pub enum Command {
     Ca(CaCommand),
     /// Print the export lines for a worker's shell
     Env,
+    /// Ask a running replica whether it is ready; exit 0 if it is, for the health checks of containers
+    Health {
+        /// Whom to ask
+        #[command(flatten)]
+        at: At,
+    },
+    /// What a running replica is asked for, by its admin listener
+    #[command(flatten)]
+    Operate(Operate),
     /// What needs no configuration
     #[command(flatten)]
     Alone(Alone),
-    /// Ask a running replica whether it is ready; exit 0 if it is, for the health checks of containers
-    Health {
-        /// Its admin listener; else the one in the configuration
-        #[arg(long, value_name = "URL")]
-        admin: Option<String>,
+}
+
+/// The subcommands that a running replica carries out. They mean all replicas, whichever is asked.
+#[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
+pub enum Operate {
+    /// Show destinations, pace, queue, throttle, lockouts and replicas
+    Status {
+        /// The whole of /status, as JSON
+        #[arg(long)]
+        json: bool,
+        /// Whom to ask
+        #[command(flatten)]
+        at: At,
+    },
+    /// End the lockout of a destination, for all replicas
+    Unlock {
+        /// The destination's name
+        #[arg(value_name = "DEST")]
+        destination: String,
+        /// Whom to ask
+        #[command(flatten)]
+        at: At,
+    },
+    /// Send nothing to a destination for a while, from all replicas; its requests are refused meanwhile
+    Pause {
+        /// The destination's name
+        #[arg(value_name = "DEST")]
+        destination: String,
+        /// For how long, such as 90s or "1h 30m"
+        #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
+        duration: Duration,
+        /// Whom to ask
+        #[command(flatten)]
+        at: At,
+    },
+    /// End a pause before its time
+    Resume {
+        /// The destination's name
+        #[arg(value_name = "DEST")]
+        destination: String,
+        /// Whom to ask
+        #[command(flatten)]
+        at: At,
     },
     /// Free the number of a dead replica, for another to take
     Forget {
         /// The replica's name, as in its store.replica
         #[arg(value_name = "REPLICA")]
         replica: String,
-        /// The admin listener of any running replica; else the one in the configuration
-        #[arg(long, value_name = "URL")]
-        admin: Option<String>,
+        /// Whom to ask
+        #[command(flatten)]
+        at: At,
     },
+}
+
+/// Which replica is asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
+pub struct At {
+    /// The admin listener of any running replica, as http://HOST:PORT; else the one in the configuration
+    #[arg(long, value_name = "URL")]
+    pub admin: Option<String>,
+}
+
+impl Operate {
+    /// Which replica is asked.
+    pub fn at(&self) -> &At {
+        match self {
+            Operate::Status { at, .. }
+            | Operate::Unlock { at, .. }
+            | Operate::Pause { at, .. }
+            | Operate::Resume { at, .. }
+            | Operate::Forget { at, .. } => at,
+        }
+    }
 }
 
 /// The subcommands that read no configuration.
@@ -153,16 +222,61 @@ mod tests {
     }
 
     #[test]
-    fn forget_names_a_replica_and_perhaps_a_listener() {
-        let forget = |admin: Option<&str>| Command::Forget {
-            replica: "r1".into(),
+    fn what_a_replica_is_asked_for_may_name_its_listener() {
+        let at = |admin: Option<&str>| At {
             admin: admin.map(Into::into),
+        };
+        let forget = |admin| {
+            Command::Operate(Operate::Forget {
+                replica: "r1".into(),
+                at: at(admin),
+            })
         };
         assert_eq!(typed("paceline forget r1").unwrap().0, forget(None));
         assert_eq!(
             typed("paceline forget r1 --admin http://h:1").unwrap().0,
             forget(Some("http://h:1"))
         );
+        for (line, operate) in [
+            (
+                "paceline status",
+                Operate::Status {
+                    json: false,
+                    at: at(None),
+                },
+            ),
+            (
+                "paceline status --json --admin http://h:1",
+                Operate::Status {
+                    json: true,
+                    at: at(Some("http://h:1")),
+                },
+            ),
+            (
+                "paceline pause d 1h30m --admin http://h:1",
+                Operate::Pause {
+                    destination: "d".into(),
+                    duration: Duration::from_secs(5400),
+                    at: at(Some("http://h:1")),
+                },
+            ),
+            (
+                "paceline resume d",
+                Operate::Resume {
+                    destination: "d".into(),
+                    at: at(None),
+                },
+            ),
+            (
+                "paceline unlock d --config a.toml",
+                Operate::Unlock {
+                    destination: "d".into(),
+                    at: at(None),
+                },
+            ),
+        ] {
+            assert_eq!(typed(line).unwrap().0, Command::Operate(operate), "{line}");
+        }
     }
 
     #[test]
@@ -184,6 +298,11 @@ mod tests {
             "paceline serve",
             "paceline check a.toml",
             "paceline forget",
+            "paceline unlock",
+            "paceline pause d",
+            "paceline pause d soon",
+            "paceline resume",
+            "paceline status d",
             "paceline --config",
             "paceline demo --seconds 0",
             "paceline demo --replicas 0",

@@ -29,7 +29,7 @@ pub use store::STORE_URL_VARIABLE;
 pub use summary::Summary;
 
 /// A whole configuration. See `docs/configuration.md` for every key.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Config {
     /// The file it came from; `None` when the defaults are in force.
     pub file: Option<PathBuf>,
@@ -48,7 +48,7 @@ pub struct Config {
 }
 
 /// `[proxy]`: the listener that workers reach, and who may use it for what.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Proxy {
     /// Where workers connect; port 0 lets the system choose.
     pub listen: SocketAddr,
@@ -101,7 +101,7 @@ pub enum Ungoverned {
 }
 
 /// `[proxy.auth]`
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Auth {
     /// User name to hash of the password; never empty.
     pub users: BTreeMap<String, PasswordHash>,
@@ -117,7 +117,7 @@ pub enum PasswordHash {
 }
 
 /// `[admin]`: the listener for metrics, health and the operator's commands.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Admin {
     /// Where it listens; never the proxy's own port.
     pub listen: SocketAddr,
@@ -126,7 +126,7 @@ pub struct Admin {
 }
 
 /// `[store]`: the Postgres that keeps the shared cursor.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Store {
     /// `postgres://...`, complete with its password.
     pub url: Secret,
@@ -145,14 +145,14 @@ pub struct Store {
 }
 
 /// `[ca]`
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Ca {
     /// The directory of root and issuer; relative to the working directory.
     pub dir: PathBuf,
 }
 
 /// `[upstream]`
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Upstream {
     /// A PEM file of roots that origins may have besides the usual ones.
     pub extra_roots: Option<PathBuf>,
@@ -161,7 +161,7 @@ pub struct Upstream {
 }
 
 /// `[[destination]]`: a set of host patterns that shares one ceiling.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Destination {
     /// Its name, unique: 1 to 64 of `A-Z a-z 0-9 _ . -`. Part of keys and the label of metrics.
     pub name: String,

@@ -1,11 +1,15 @@
-//! The destinations in force: which one governs a host, and each one's lanes and figures.
+//! One destination at work: its lanes, its figures, and what answers mean to it.
+//!
+//! Which destination governs a host is in `destination/governing.rs`, what an operator can do to one in
+//! `destination/operate.rs`.
 
+mod governing;
 mod operate;
 
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError, RwLock,
         atomic::{AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -14,8 +18,9 @@ use std::{
 use http::{HeaderMap, Request, StatusCode};
 use sha2::{Digest, Sha256};
 
+pub use self::governing::Destinations;
 use crate::{
-    authority::{Host, HostPattern},
+    authority::Host,
     config::{self, Scope},
     error::Error,
     headers,
@@ -41,15 +46,6 @@ const LANE_LIMIT: usize = 10_000;
 /// seen it finds every replica slowed down.
 const TOLD_WITHIN: Duration = Duration::from_millis(500);
 
-/// All destinations, by the hosts that they govern.
-#[derive(Debug)]
-pub struct Destinations {
-    all: Vec<Arc<Destination>>,
-    exact: HashMap<Host, usize>,
-    /// By the part behind `*.`.
-    below: HashMap<Arc<str>, usize>,
-}
-
 /// What destinations have in common.
 #[derive(Clone, Debug)]
 pub struct Ground {
@@ -63,64 +59,10 @@ pub struct Ground {
     pub max_replicas: u32,
 }
 
-impl Destinations {
-    /// Puts the configured destinations on common ground.
-    pub fn new(configured: &[config::Destination], ground: &Ground) -> Self {
-        let mut found = Destinations {
-            all: Vec::new(),
-            exact: HashMap::new(),
-            below: HashMap::new(),
-        };
-        for (at, destination) in configured.iter().enumerate() {
-            for pattern in &destination.hosts {
-                found.claim(pattern, at);
-            }
-            found.all.push(Arc::new(Destination::new(
-                destination.clone(),
-                ground.clone(),
-            )));
-        }
-        found
-    }
-
-    fn claim(&mut self, pattern: &HostPattern, at: usize) {
-        // The first in the file governs; the configuration has refused two that claim the same host.
-        match pattern.as_constraint_base() {
-            Host::Name(base) if !pattern.matches(pattern.as_constraint_base()) => {
-                self.below.entry(base.clone()).or_insert(at);
-            }
-            host => {
-                self.exact.entry(host.clone()).or_insert(at);
-            }
-        }
-    }
-
-    /// The destination that governs `host`.
-    pub fn governing(&self, host: &Host) -> Option<&Arc<Destination>> {
-        let at = self.exact.get(host).copied().or_else(|| {
-            let Host::Name(name) = host else { return None };
-            let mut rest: &str = name;
-            while let Some((_, parent)) = rest.split_once('.') {
-                if let Some(at) = self.below.get(parent) {
-                    return Some(*at);
-                }
-                rest = parent;
-            }
-            None
-        });
-        self.all.get(at?)
-    }
-
-    /// All of them, in the order of the configuration.
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<Destination>> {
-        self.all.iter()
-    }
-}
-
 /// One destination at work.
 #[derive(Debug)]
 pub struct Destination {
-    config: config::Destination,
+    config: RwLock<Arc<config::Destination>>,
     figures: DestinationFigures,
     ground: Ground,
     /// The lane of the destination's own cursor; with a cursor per host it paces nobody, and its pauses are everybody's.
@@ -135,14 +77,13 @@ pub struct Destination {
 
 impl Destination {
     fn new(config: config::Destination, ground: Ground) -> Self {
-        let mode = match (&ground.store, config.dry_run) {
-            (_, true) => Mode::DryRun,
-            (Store::Memory(_), _) => Mode::Embedded,
-            (Store::Postgres(_), _) => Mode::Shared,
+        let mode = match &ground.store {
+            Store::Memory(_) => Mode::Embedded,
+            Store::Postgres(_) => Mode::Shared,
         };
         let mut destination = Destination {
             figures: ground.metrics.destination(&config.name, mode),
-            config,
+            config: RwLock::new(Arc::new(config)),
             ground,
             whole: None,
             lanes: Mutex::default(),
@@ -154,7 +95,7 @@ impl Destination {
         // Made before the first request, so that a replica without any knows of a lockout too.
         if let Ok(whole) = destination.make_lane(None) {
             whole.watch_row();
-            if destination.config.scope == Scope::Destination {
+            if destination.config().scope == Scope::Destination {
                 destination.lanes().insert(None, whole.clone());
             }
             destination.whole = Some(whole);
@@ -162,9 +103,33 @@ impl Destination {
         destination
     }
 
-    /// As it was configured.
-    pub fn config(&self) -> &config::Destination {
-        &self.config
+    /// As it is configured at the moment.
+    pub fn config(&self) -> Arc<config::Destination> {
+        self.config
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    fn name(&self) -> &str {
+        self.figures.name()
+    }
+
+    /// Adopts other settings under the same name; what waits is paced by them from its next slot on.
+    fn reconfigure(&self, config: config::Destination) {
+        let ceiling = config.rate.per_second;
+        *self.config.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
+        let all = (self.settings(), self.rules());
+        for lane in self.lanes().values().chain(&self.whole) {
+            lane.reconfigure(all, ceiling);
+        }
+    }
+
+    /// Whether nothing would be lost by forgetting it.
+    fn is_forgettable(&self) -> bool {
+        let lanes = self.lanes();
+        let mut all = lanes.values().chain(&self.whole);
+        all.all(|lane| lane.is_forgettable())
     }
 
     /// Its counters.
@@ -177,8 +142,9 @@ impl Destination {
     /// # Errors
     /// Too many hosts have cursors of their own, and none of them can be forgotten.
     pub fn lane(&self, host: &Host) -> Result<Arc<Lane>, Error> {
-        let key = (self.config.scope == Scope::Host).then(|| host.clone());
         let mut lanes = self.lanes();
+        // Read under the lock, so that a lane which is made now has the settings that a reload gives the others.
+        let key = (self.config().scope == Scope::Host).then(|| host.clone());
         if let Some(lane) = lanes.get(&key) {
             return Ok(lane.clone());
         }
@@ -191,7 +157,11 @@ impl Destination {
                 }));
             }
         }
-        let lane = self.make_lane(key.as_ref())?;
+        // Where each host had a cursor until a reload, the destination's own lane has paced nobody yet.
+        let lane = match &self.whole {
+            Some(whole) if key.is_none() => whole.clone(),
+            _ => self.make_lane(key.as_ref())?,
+        };
         lanes.insert(key, lane.clone());
         Ok(lane)
     }
@@ -202,7 +172,7 @@ impl Destination {
 
     fn make_lane(&self, host: Option<&Host>) -> Result<Arc<Lane>, Error> {
         Ok(Lane::new(
-            self.name(host)?,
+            self.cursor(host)?,
             (self.settings(), self.rules()),
             self.ground.store.clone(),
             self.ground.alarm.clone(),
@@ -213,10 +183,10 @@ impl Destination {
 
     /// The cursor's name, and the key of its row: the destination's name, and with `scope = "host"` the host behind a
     /// slash.
-    fn name(&self, host: Option<&Host>) -> Result<Name, Error> {
+    fn cursor(&self, host: Option<&Host>) -> Result<Name, Error> {
         let cursor = match host {
-            None => self.config.name.clone(),
-            Some(host) => format!("{}/{host}", self.config.name),
+            None => self.name().to_owned(),
+            Some(host) => format!("{}/{host}", self.name()),
         };
         let (key, throttle_key) = match &self.ground.store {
             Store::Memory(_) => (cursor.clone(), cursor.clone()),
@@ -232,14 +202,14 @@ impl Destination {
             cursor,
             key,
             throttle_key,
-            ceiling: self.config.rate.per_second,
+            ceiling: self.config().rate.per_second,
         })
     }
 
     fn settings(&self) -> Settings {
         Settings {
             interval: self.interval(),
-            max_in_flight: self.config.max_in_flight,
+            max_in_flight: self.config().max_in_flight,
             queue_limit: QUEUE_LIMIT,
             max_replicas: self.ground.max_replicas,
         }
@@ -247,15 +217,15 @@ impl Destination {
 
     fn rules(&self) -> Rules {
         Rules {
-            recovery_after: self.config.recovery_after,
-            lockout_after: self.config.lockout_after,
-            lockout_for: nanos(self.config.lockout_for),
-            retry_after_cap: nanos(self.config.retry_after_cap),
+            recovery_after: self.config().recovery_after,
+            lockout_after: self.config().lockout_after,
+            lockout_for: nanos(self.config().lockout_for),
+            retry_after_cap: nanos(self.config().retry_after_cap),
         }
     }
 
     fn interval(&self) -> Nanos {
-        Nanos::try_from(self.config.rate.interval_nanos()).unwrap_or(Nanos::MAX)
+        Nanos::try_from(self.config().rate.interval_nanos()).unwrap_or(Nanos::MAX)
     }
 
     /// A request that arrived at `arrived` went out in a slot.
@@ -277,7 +247,7 @@ impl Destination {
 
     /// The URL of a request, where lockouts are told by it; else nothing is put together.
     pub fn url_of<B>(&self, request: &Request<B>, target: &Target) -> String {
-        if self.config.lockout_status.is_empty() {
+        if self.config().lockout_status.is_empty() {
             return String::new();
         }
         let path = request.uri().path_and_query().map_or("/", |p| p.as_str());
@@ -286,10 +256,10 @@ impl Destination {
 
     /// What an answer says about the pace.
     pub fn verdict(&self, status: StatusCode, headers: &HeaderMap) -> Verdict {
-        if self.config.throttle_status.contains(&status) {
+        if self.config().throttle_status.contains(&status) {
             return Verdict::Throttled(headers::retry_after(headers).map(nanos));
         }
-        if self.config.lockout_status.contains(&status) {
+        if self.config().lockout_status.contains(&status) {
             return Verdict::Forbidden(status);
         }
         Verdict::Clean
@@ -330,7 +300,7 @@ impl Destination {
                 status,
                 rest_s,
                 "locked out: the destination forbids what we ask for; its requests are refused until then, or until `paceline unlock {}`",
-                self.config.name
+                self.config().name
             ),
             (Verdict::Throttled(_), _) => tracing::warn!(
                 cursor,
@@ -374,10 +344,11 @@ impl Destination {
         self.figures.voided(voided.saturating_sub(before));
         let lanes: Vec<_> = self.lanes().values().cloned().collect();
         let regime = self.regime(&lanes);
+        let ceiling = self.config().rate.per_second;
         let observed = self.observed.lock().unwrap_or_else(PoisonError::into_inner);
         let own = Standing {
-            ceiling: self.config.rate.per_second,
-            effective: self.config.rate.per_second,
+            ceiling,
+            effective: ceiling,
             observed: observed.rate(now),
             busiest: observed.busiest_second(now),
             smallest_gap: observed.smallest_gap(now),
@@ -399,10 +370,10 @@ impl Destination {
             };
         };
         let membership = store.membership();
-        let (effective, disagreement) = membership.agreed(&self.config.name, own.ceiling, now);
-        let cluster = membership.figures(&self.config.name, now);
+        let (effective, disagreement) = membership.agreed(self.name(), own.ceiling, now);
+        let cluster = membership.figures(self.name(), now);
         Standing {
-            effective: effective * part * membership.part(&self.config.name, now),
+            effective: effective * part * membership.part(self.name(), now),
             disagreement,
             cluster_dispatches: cluster.dispatches,
             cluster_observed: cluster.observed,

@@ -108,6 +108,17 @@ where
         .serve_connection(TokioIo::new(Watched::new(stream, watch.clone())), service);
     let (mut seen, mut since) = ((Phase::New, 0, false), Instant::now());
     let (mut draining, mut looking) = (false, false);
+    // The inside of a tunnel ends, once it is idle, when the rules no longer allow what it was opened for.
+    let outlived = async {
+        match downstream.opened() {
+            Some(tunnel) => {
+                let proxy = &downstream.proxy;
+                proxy.in_force.outlived(&tunnel, &proxy.upstream).await;
+            }
+            None => std::future::pending().await,
+        }
+    };
+    let mut outlived = std::pin::pin!(outlived);
     // Looked at from time to time only: setting a timer anew for each request would cost more than it is worth.
     let mut round = std::pin::pin!(sleep(HEAD_DEADLINE));
     let mut leave = std::pin::pin!(time_to_leave(&mut drain, &watch, &leaving));
@@ -138,6 +149,10 @@ where
                 Step::Look => looking = true,
             },
             () = leave.as_mut(), if !draining => {
+                draining = true;
+                Pin::new(&mut connection).graceful_shutdown();
+            }
+            () = outlived.as_mut(), if !draining => {
                 draining = true;
                 Pin::new(&mut connection).graceful_shutdown();
             }

@@ -101,18 +101,23 @@ pub fn asked_to_stop() -> std::io::Result<impl Future<Output = &'static str>> {
     })
 }
 
-/// Keeps a SIGHUP from ending the process: the contract gives it to reloading, which this version cannot do yet.
-///
-/// # Errors
-/// The handler cannot be installed.
-pub fn outlive_hangups() -> std::io::Result<()> {
-    let mut hangups = signal(SignalKind::hangup())?;
-    tokio::spawn(async move {
-        while hangups.recv().await.is_some() {
-            tracing::warn!(
-                "SIGHUP does nothing in this version; restart to change the configuration"
-            );
+/// The SIGHUPs that come from now on, of which none ends the process any more. Several in a short time may be one.
+#[derive(Debug)]
+pub struct Hangups(tokio::signal::unix::Signal);
+
+impl Hangups {
+    /// Begins to listen.
+    ///
+    /// # Errors
+    /// The handler cannot be installed.
+    pub fn listen() -> std::io::Result<Self> {
+        signal(SignalKind::hangup()).map(Hangups)
+    }
+
+    /// Resolves at the next one.
+    pub async fn next(&mut self) {
+        if self.0.recv().await.is_none() {
+            std::future::pending().await
         }
-    });
-    Ok(())
+    }
 }

@@ -22,6 +22,8 @@ pub enum Error {
     CredentialsNeeded,
     /// The request is malformed, or its framing ambiguous.
     Malformed(&'static str),
+    /// TLS where clear-text HTTP is spoken.
+    TlsToPlainPort,
     /// The request line is too long.
     TargetTooLong,
     /// The request head is too large, or has too many fields.
@@ -36,6 +38,8 @@ pub enum Error {
     PortDenied,
     /// The address is private, loopback or otherwise not for fetching.
     AddressDenied,
+    /// The user of this tunnel is gone, or has other credentials by now.
+    Withdrawn,
     /// The request came by way of this proxy already, or is for it.
     Loop,
     // The pace.
@@ -75,11 +79,15 @@ impl Error {
     /// The status; `refusal` is the configured one for a wait that is too long.
     pub fn status(&self, refusal: StatusCode) -> StatusCode {
         match self {
-            Error::ClientDenied | Error::HostDenied | Error::PortDenied | Error::AddressDenied => {
-                StatusCode::FORBIDDEN
-            }
+            Error::ClientDenied
+            | Error::HostDenied
+            | Error::PortDenied
+            | Error::AddressDenied
+            | Error::Withdrawn => StatusCode::FORBIDDEN,
             Error::CredentialsNeeded => StatusCode::PROXY_AUTHENTICATION_REQUIRED,
-            Error::Malformed(_) | Error::ProxyHeader => StatusCode::BAD_REQUEST,
+            Error::Malformed(_) | Error::ProxyHeader | Error::TlsToPlainPort => {
+                StatusCode::BAD_REQUEST
+            }
             Error::TargetTooLong => StatusCode::URI_TOO_LONG,
             Error::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Error::UnknownCoding => StatusCode::NOT_IMPLEMENTED,
@@ -111,9 +119,11 @@ impl Error {
             Error::ClientDenied
             | Error::HostDenied
             | Error::PortDenied
+            | Error::Withdrawn
             | Error::CredentialsNeeded => "http_request_denied",
             Error::AddressDenied => "destination_ip_prohibited",
             Error::Malformed(_)
+            | Error::TlsToPlainPort
             | Error::ProxyHeader
             | Error::TargetTooLong
             | Error::HeadTooLarge
@@ -147,6 +157,7 @@ impl Error {
             Error::ProxyHeader => "proxy_header",
             Error::CredentialsNeeded => "credentials_needed",
             Error::Malformed(_) => "malformed",
+            Error::TlsToPlainPort => "tls_to_plain_port",
             Error::TargetTooLong => "target_too_long",
             Error::HeadTooLarge => "head_too_large",
             Error::UnknownCoding => "unknown_coding",
@@ -154,6 +165,7 @@ impl Error {
             Error::HostDenied => "host_denied",
             Error::PortDenied => "port_denied",
             Error::AddressDenied => "address_denied",
+            Error::Withdrawn => "withdrawn",
             Error::Loop => "loop",
             Error::Paced(Refusal {
                 cause: Cause::WaitTooLong,
@@ -200,6 +212,9 @@ impl Error {
             Error::ProxyHeader => "the PROXY header is missing or broken; see proxy_protocol_from",
             Error::CredentialsNeeded => "send proxy credentials (Basic) of a user in [proxy.auth]",
             Error::Malformed(what) => what,
+            Error::TlsToPlainPort => {
+                "TLS came where HTTP is spoken; write the proxy's URL with http://, not https://"
+            }
             Error::TargetTooLong => "a request line may have 16 KiB; shorten the URL",
             Error::HeadTooLarge => {
                 "a request head may have 64 KiB and 100 fields; send fewer or shorter ones"
@@ -213,6 +228,9 @@ impl Error {
             }
             Error::PortDenied => "this port may not be reached; add it to connect_ports",
             Error::AddressDenied => "this address is not public; add it to allow_upstreams",
+            Error::Withdrawn => {
+                "the credentials of this tunnel are no longer valid; open one with new ones"
+            }
             Error::Loop => {
                 "the request leads back to this proxy; correct the URL or the proxy variables"
             }
@@ -269,6 +287,7 @@ impl Error {
         matches!(
             self,
             Error::Malformed(_)
+                | Error::TlsToPlainPort
                 | Error::TargetTooLong
                 | Error::HeadTooLarge
                 | Error::UnknownCoding
@@ -319,6 +338,7 @@ mod tests {
             Error::ClientDenied,
             Error::ProxyHeader,
             Error::CredentialsNeeded,
+            Error::TlsToPlainPort,
             Error::TargetTooLong,
             Error::HeadTooLarge,
             Error::UnknownCoding,
@@ -326,6 +346,7 @@ mod tests {
             Error::HostDenied,
             Error::PortDenied,
             Error::AddressDenied,
+            Error::Withdrawn,
             Error::Loop,
             paced(Cause::WaitTooLong),
             paced(Cause::QueueFull),

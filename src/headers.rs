@@ -5,8 +5,9 @@ use std::time::Duration;
 use http::{
     HeaderMap, HeaderName, HeaderValue, StatusCode, Version,
     header::{
-        CONNECTION, CONTENT_LENGTH, DATE, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, RETRY_AFTER, TE,
-        TRANSFER_ENCODING, UPGRADE, VIA,
+        CONNECTION, CONTENT_LENGTH, COOKIE, DATE, EXPECT, LOCATION, PROXY_AUTHENTICATE,
+        PROXY_AUTHORIZATION, RANGE, RETRY_AFTER, TE, TRANSFER_ENCODING, UPGRADE, VIA,
+        WWW_AUTHENTICATE,
     },
 };
 
@@ -21,6 +22,16 @@ const HOP_BY_HOP: [HeaderName; 7] = [
     PROXY_AUTHORIZATION,
     TE,
     UPGRADE,
+];
+/// Fields that must not come late, beside those that the codec knows.
+const NOT_IN_TRAILERS: [HeaderName; 7] = [
+    PROXY_STATUS,
+    VIA,
+    COOKIE,
+    EXPECT,
+    RANGE,
+    WWW_AUTHENTICATE,
+    LOCATION,
 ];
 /// Fields addressed to us begin so, and go no further.
 const OURS: &str = "paceline-";
@@ -77,16 +88,28 @@ pub fn is_framed_well(status: StatusCode, headers: &HeaderMap) -> bool {
 pub fn strip_response(headers: &mut HeaderMap) {
     // Only we say what `paceline` found: an origin that says so would pass for us.
     let forged = |v: &HeaderValue| {
-        let member = v.as_bytes().trim_ascii_start();
-        member
-            .get(..8)
-            .is_some_and(|name| name.eq_ignore_ascii_case(b"paceline"))
+        let mut members = v.as_bytes().split(|b| *b == b',');
+        members.any(|member| {
+            let name = member.trim_ascii_start().get(..8);
+            name.is_some_and(|name| name.eq_ignore_ascii_case(b"paceline"))
+        })
     };
     if headers.get_all(PROXY_STATUS).iter().any(forged) {
         headers.remove(PROXY_STATUS);
     }
     strip(headers, |name| {
         HOP_BY_HOP.contains(name) || *name == TRANSFER_ENCODING || name.as_str().starts_with(OURS)
+    });
+}
+
+/// Removes from trailers what must not pass: what ends at a proxy, what only we may say, and what would be believed by
+/// whoever merges trailers into the head (RFC 9110 section 6.5.1). The codec leaves out framing fields, and all that the
+/// head has not announced in `Trailer`.
+pub fn strip_trailers(trailers: &mut HeaderMap) {
+    strip(trailers, |name| {
+        HOP_BY_HOP.contains(name)
+            || name.as_str().starts_with(OURS)
+            || NOT_IN_TRAILERS.contains(name)
     });
 }
 
@@ -282,6 +305,36 @@ mod tests {
         let mut without = map(&[("te", "gzip;q=0.5"), ("connection", "TE")]);
         strip_request(&mut without);
         assert!(without.is_empty(), "{without:?}");
+    }
+
+    #[test]
+    fn trailers_say_nothing_that_belongs_in_a_head() {
+        let mut trailers = map(&[
+            ("x-checksum", "1"),
+            ("proxy-authorization", "Basic eDp5"),
+            ("cookie", "a=b"),
+            ("proxy-status", "paceline; error=dns_error"),
+            ("paceline-max-wait", "1s"),
+            ("connection", "close"),
+            ("via", "1.1 x"),
+            ("grpc-status", "0"),
+        ]);
+        strip_trailers(&mut trailers);
+        let names: Vec<_> = trailers.keys().map(HeaderName::as_str).collect();
+        assert_eq!(names, ["x-checksum", "grpc-status"]);
+    }
+
+    #[test]
+    fn only_we_speak_in_our_name() {
+        for (said, kept) in [
+            ("paceline; error=dns_error", false),
+            ("other, PaceLine; error=dns_error", false),
+            ("other; error=dns_error", true),
+        ] {
+            let mut h = map(&[("proxy-status", said), ("x", "y")]);
+            strip_response(&mut h);
+            assert_eq!(h.contains_key("proxy-status"), kept, "{said}");
+        }
     }
 
     #[test]

@@ -24,6 +24,7 @@ pub mod pacing;
 pub mod policy;
 pub mod proxy;
 pub mod record;
+pub mod rules;
 pub mod service;
 pub mod store;
 pub mod upstream;

@@ -25,7 +25,6 @@ use crate::{
     error::Error,
     listener::proxy_protocol::Fault,
     log::Seldom,
-    policy,
     proxy::{Downstream, Proxy, tunnel},
 };
 
@@ -60,7 +59,8 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// Accepts until the drain starts, and then who has come already.
 pub async fn run(listener: TcpListener, proxy: Arc<Proxy>, mut drain: Signal) {
-    let room = Arc::new(Semaphore::new(proxy.settings.max_connections));
+    let most = proxy.in_force.now().settings().max_connections;
+    let room = Arc::new(Semaphore::new(most));
     let refusals = Arc::new(Semaphore::new(REFUSALS_AT_ONCE));
     let unheaded = Arc::new(Seldom::default());
     let mut last_call = None;
@@ -93,9 +93,10 @@ pub async fn run(listener: TcpListener, proxy: Arc<Proxy>, mut drain: Signal) {
         // Without this the 200, the handshake and each small answer would wait for the peer's delayed acknowledgement.
         let _ = stream.set_nodelay(true);
         let peer = peer.ip().to_canonical();
-        let mut balancers = proxy.settings.proxy_protocol_from.iter();
+        let rules = proxy.in_force.now();
+        let mut balancers = rules.settings().proxy_protocol_from.iter();
         let told = balancers.any(|net| net.contains(&peer));
-        let refusal = (!told).then(|| denied(peer, &proxy)).flatten();
+        let refusal = (!told).then(|| rules.admit(peer).err()).flatten();
         match (refusal, room.clone().try_acquire_owned()) {
             (None, Ok(permit)) => {
                 let (proxy, drain) = (proxy.clone(), drain.clone());
@@ -116,7 +117,7 @@ pub async fn run(listener: TcpListener, proxy: Arc<Proxy>, mut drain: Signal) {
                 let error = refusal.unwrap_or(Error::Connections);
                 proxy.metrics.request("", error.reason());
                 if let Ok(permit) = refusals.clone().try_acquire_owned() {
-                    let text = head(&error, &proxy.settings);
+                    let text = head(&error, rules.settings());
                     tokio::spawn(async move {
                         let _ = timeout(REFUSAL_DEADLINE, tell(stream, text)).await;
                         drop(permit);
@@ -125,11 +126,6 @@ pub async fn run(listener: TcpListener, proxy: Arc<Proxy>, mut drain: Signal) {
             }
         }
     }
-}
-
-fn denied(client: IpAddr, proxy: &Proxy) -> Option<Error> {
-    let admitted = policy::admits(&proxy.settings.allow_clients, client);
-    (!admitted).then_some(Error::ClientDenied)
 }
 
 /// A connection and the client whose it is, as the load balancer `peer` says; nothing where it does not say, or where
@@ -144,7 +140,7 @@ async fn introduced(
     let why = match timeout(HEADER_DEADLINE, learning).await {
         Ok(Ok(client)) => {
             let client = client.unwrap_or(peer);
-            let Some(error) = denied(client, proxy) else {
+            let Err(error) = proxy.in_force.now().admit(client) else {
                 return Some((stream, client));
             };
             refuse(stream, &error, proxy).await;
@@ -167,7 +163,7 @@ async fn introduced(
 
 async fn refuse(stream: TcpStream, error: &Error, proxy: &Proxy) {
     proxy.metrics.request("", error.reason());
-    let text = head(error, &proxy.settings);
+    let text = head(error, proxy.in_force.now().settings());
     let _ = timeout(REFUSAL_DEADLINE, tell(stream, text)).await;
 }
 

@@ -49,8 +49,8 @@ fn main() -> ExitCode {
         cli::Command::Ca(cli::CaCommand::Bundle { output: Some(file) }) => {
             print(cli::ca::bundle_into(&config.ca.dir, &file))
         }
-        cli::Command::Health { admin } => health(&config, admin.as_deref()),
-        cli::Command::Forget { replica, admin } => forget(&config, admin.as_deref(), &replica),
+        cli::Command::Health { at } => health(&config, &at),
+        cli::Command::Operate(operate) => operate_on(&config, &operate),
         cli::Command::Check | cli::Command::Alone(_) => Ok(()),
     };
     match done {
@@ -84,18 +84,18 @@ async fn run(config: Config) -> anyhow::Result<()> {
              make it elsewhere with `paceline ca bundle`"
         ),
     }
-    app.run().await
+    app.run(env).await
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn forget(config: &Config, admin: Option<&str>, replica: &str) -> anyhow::Result<()> {
-    let listener = cli::admin::AdminListener::new(admin, &config.admin)?;
-    print(listener.forget(replica).await)
+async fn operate_on(config: &Config, operate: &cli::Operate) -> anyhow::Result<()> {
+    let listener = cli::admin::AdminListener::new(operate.at(), &config.admin, &env)?;
+    print(listener.carry_out(operate).await)
 }
 
 #[tokio::main(flavor = "current_thread")]
-async fn health(config: &Config, admin: Option<&str>) -> anyhow::Result<()> {
-    let listener = cli::admin::AdminListener::new(admin, &config.admin)?;
+async fn health(config: &Config, at: &cli::At) -> anyhow::Result<()> {
+    let listener = cli::admin::AdminListener::new(at, &config.admin, &env)?;
     print(listener.health().await)
 }
 

@@ -45,7 +45,6 @@ pub struct Membership {
     max_replicas: u32,
     of: u32,
     ttl: Nanos,
-    ceilings: BTreeMap<String, f64>,
     began: LocalTime,
     state: Mutex<State>,
     full: Seldom,
@@ -53,6 +52,8 @@ pub struct Membership {
 
 #[derive(Debug, Default)]
 struct State {
+    /// The configured ones, by destination.
+    ceilings: BTreeMap<String, f64>,
     number: Option<u32>,
     all_held: bool,
     /// A heartbeat has passed on the present session.
@@ -141,11 +142,18 @@ impl Membership {
                 .saturating_add(settings.foreign_fetchers)
                 .max(1),
             ttl: nanos(settings.lease_ttl),
-            ceilings,
             began,
-            state: Mutex::default(),
+            state: Mutex::new(State {
+                ceilings,
+                ..State::default()
+            }),
             full: Seldom::default(),
         }
+    }
+
+    /// The configuration has changed: the others are told with the next heartbeat.
+    pub fn set_ceilings(&self, ceilings: BTreeMap<String, f64>) {
+        self.lock().ceilings = ceilings;
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -254,7 +262,7 @@ impl Membership {
         let word = Word {
             shares: self.of,
             replica: self.replica.clone(),
-            ceilings: self.ceilings.clone(),
+            ceilings: state.ceilings.clone(),
             dispatches: state
                 .sent
                 .iter()
@@ -369,14 +377,15 @@ impl Membership {
             let (least, differ) = self.agreed(d, *own, now);
             differ.then(|| (d.clone(), least))
         };
-        let now: BTreeMap<String, f64> = self.ceilings.iter().filter_map(disputed).collect();
+        let ceilings = self.lock().ceilings.clone();
+        let now: BTreeMap<String, f64> = ceilings.iter().filter_map(disputed).collect();
         let names = now.keys().cloned().collect();
         let before = std::mem::replace(&mut self.lock().disputed, names);
         for (destination, least) in now.iter().filter(|(d, _)| !before.contains(*d)) {
             tracing::warn!(
                 destination,
                 in_force = least,
-                own = self.ceilings.get(destination),
+                own = ceilings.get(destination),
                 "replicas are configured with different rates; the smallest is in force: set the same in every one"
             );
         }

@@ -4,7 +4,11 @@
 //! configured destination names, never hosts that a client asked for. Figures that change with each request are
 //! resolved once per destination and then cost an atomic addition.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use prometheus::{
     Counter, CounterVec, Encoder as _, Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec,
@@ -60,6 +64,10 @@ pub struct Metrics {
     cluster_dispatches: IntCounterVec,
     cluster_observed: GaugeVec,
     cluster_busiest: IntGaugeVec,
+    reloaded: IntGauge,
+    reloaded_at: Gauge,
+    /// The destinations that the last scrape showed.
+    shown: Mutex<BTreeSet<Arc<str>>>,
 }
 
 /// The figures of one destination, resolved.
@@ -81,8 +89,6 @@ pub enum Mode {
     Shared,
     /// From the embedded store.
     Embedded,
-    /// It needed none: the destination only records what the wait would have been.
-    DryRun,
 }
 
 /// The figures of a destination that are computed when they are looked at.
@@ -317,6 +323,21 @@ impl Metrics {
                 "Most requests that all replicas together sent in one second of the store's clock, of the last 5 min.",
                 d,
             ),
+            reloaded: register(
+                &registry,
+                IntGauge::new(
+                    "paceline_config_last_reload_successful",
+                    "1 if the configuration was read without a fault when it was read last.",
+                ),
+            ),
+            reloaded_at: register(
+                &registry,
+                Gauge::new(
+                    "paceline_config_last_reload_success_timestamp_seconds",
+                    "When the configuration in force was read, as seconds since the epoch.",
+                ),
+            ),
+            shown: Mutex::default(),
             registry,
         };
         let build = gauges(
@@ -344,7 +365,6 @@ impl Metrics {
         let mode = match mode {
             Mode::Shared => "shared",
             Mode::Embedded => "embedded",
-            Mode::DryRun => "dry_run",
         };
         DestinationFigures {
             name: name.into(),
@@ -392,6 +412,12 @@ impl Metrics {
         self.ca_expiry.set(at);
     }
 
+    /// The configuration was read: at `at`, in seconds since the epoch, or with faults, so that the one before stays.
+    pub fn reloaded(&self, at: Option<f64>) {
+        self.reloaded.set(i64::from(at.is_some()));
+        at.into_iter().for_each(|at| self.reloaded_at.set(at));
+    }
+
     /// Counts a tunnel while the guard lives.
     pub fn tunnel(&self) -> GaugeGuard {
         GaugeGuard::new(&self.tunnels)
@@ -412,6 +438,13 @@ impl Metrics {
     ///
     /// The format is Prometheus's text format 0.0.4.
     pub fn scrape(&self, standings: &[(Arc<str>, Standing)], among: Among) -> String {
+        // Held to the end: of two scrapes at once, neither may take away what the other is about to show.
+        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let now: BTreeSet<_> = standings.iter().map(|(name, _)| name.clone()).collect();
+        for gone in shown.difference(&now) {
+            self.forget(gone);
+        }
+        *shown = now;
         for (name, s) in standings {
             let label: &[&str] = &[name];
             self.ceiling.with_label_values(label).set(s.ceiling);
@@ -462,6 +495,34 @@ impl Metrics {
     }
 }
 
+impl Metrics {
+    /// Takes the gauges of a destination out that is no longer configured; what was counted stays.
+    fn forget(&self, name: &str) {
+        let all = [
+            &self.ceiling,
+            &self.effective,
+            &self.observed,
+            &self.smallest_gap,
+            &self.multiplier,
+            &self.cluster_observed,
+        ];
+        let whole = [
+            &self.busiest,
+            &self.queue_depth,
+            &self.locked_out,
+            &self.paused,
+            &self.disagreement,
+            &self.cluster_busiest,
+        ];
+        // One that was never set is not there to be removed.
+        all.iter()
+            .for_each(|gauge| drop(gauge.remove_label_values(&[name])));
+        whole
+            .iter()
+            .for_each(|gauge| drop(gauge.remove_label_values(&[name])));
+    }
+}
+
 impl DestinationFigures {
     /// The destination's name.
     pub fn name(&self) -> &Arc<str> {
@@ -483,7 +544,8 @@ impl DestinationFigures {
 
     /// A request went out without a slot; with one it would have waited `wait` seconds.
     pub fn dispatched_dry(&self, wait: f64) {
-        self.dispatches.inc();
+        let dry = [&*self.name, "dry_run"];
+        self.all.dispatches.with_label_values(&dry).inc();
         self.wait.observe(wait);
     }
 

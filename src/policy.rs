@@ -1,10 +1,11 @@
 //! Who may connect, and what may be reached.
 //!
 //! Addresses are checked when they are dialled, whatever name led to them: only globally reachable ones pass, unless
-//! the operator listed them. Everything here is a pure question about an address or a port.
+//! the operator listed them. All but one are pure questions about an address: whether it is this machine's, only the
+//! machine knows.
 
 use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     sync::{Arc, OnceLock},
 };
 
@@ -53,6 +54,19 @@ impl Reach {
         }
     }
 
+    /// The same with other listed ranges, after a change of the configuration.
+    pub fn listing(&self, listed: &[IpNet]) -> Self {
+        Reach {
+            listed: listed.into(),
+            own: self.own.clone(),
+        }
+    }
+
+    /// What the operator listed.
+    pub fn listed(&self) -> &[IpNet] {
+        &self.listed
+    }
+
     /// Says which addresses are our own listeners. Only the first call counts.
     pub fn set_own(&self, listeners: Vec<SocketAddr>) {
         let _ = self.own.set(listeners);
@@ -66,10 +80,12 @@ impl Reach {
         let ip = address.ip().to_canonical();
         let ours = self.own.get().is_some_and(|own| {
             own.iter().any(|o| {
-                let same = o.ip().to_canonical() == ip
-                    || o.ip().is_unspecified() && ip.is_loopback()
-                    || ip.is_unspecified();
-                o.port() == address.port() && same
+                let same = || {
+                    o.ip().to_canonical() == ip
+                        || ip.is_unspecified()
+                        || o.ip().is_unspecified() && (ip.is_loopback() || is_of_this_machine(ip))
+                };
+                o.port() == address.port() && same()
             })
         });
         if ours {
@@ -82,12 +98,45 @@ impl Reach {
         }
     }
 
-    /// Whether the operator listed this address.
+    /// Whether the operator listed this address. One at which a cloud hands out credentials must be listed by itself:
+    /// whoever opens a range for his own servers does not think of it.
     pub fn is_listed(&self, ip: IpAddr) -> bool {
-        self.listed
-            .iter()
-            .any(|net| net.contains(&ip.to_canonical()))
+        let ip = ip.to_canonical();
+        let by_itself = METADATA.contains(&ip);
+        self.listed.iter().any(|net| {
+            net.contains(&ip) && (!by_itself || net.prefix_len() == net.max_prefix_len())
+        })
     }
+}
+
+/// Where clouds answer their guests: AWS, Azure, Google and others; AWS's containers; AWS by IPv6; Alibaba; Azure's hosts;
+/// Oracle; Google by IPv6.
+const METADATA: [IpAddr; 7] = [
+    IpAddr::V4(Ipv4Addr::new(169, 254, 169, 254)),
+    IpAddr::V4(Ipv4Addr::new(169, 254, 170, 2)),
+    IpAddr::V6(Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254)),
+    IpAddr::V4(Ipv4Addr::new(100, 100, 100, 200)),
+    IpAddr::V4(AZURE),
+    IpAddr::V4(Ipv4Addr::new(192, 0, 0, 192)),
+    IpAddr::V6(Ipv6Addr::new(0xfd20, 0xce, 0, 0, 0, 0, 0, 0x254)),
+];
+
+/// The address on which Azure's hosts offer metadata and DNS to their guests; global by the registry.
+const AZURE: Ipv4Addr = Ipv4Addr::new(168, 63, 129, 16);
+
+/// Whether packets to this address stay on this machine. Connecting a datagram socket sends nothing; it chooses the
+/// address to send from, and to itself a machine sends from the very address.
+fn is_of_this_machine(ip: IpAddr) -> bool {
+    let any = match ip {
+        IpAddr::V4(_) => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        IpAddr::V6(_) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+    };
+    UdpSocket::bind((any, 0))
+        .and_then(|socket| {
+            socket.connect((ip, 9))?;
+            socket.local_addr()
+        })
+        .is_ok_and(|from| from.ip().to_canonical() == ip)
 }
 
 /// Whether an address is globally reachable by the IANA special-purpose registries (RFC 6890 and its updates). An
@@ -112,8 +161,7 @@ fn is_global_v4(ip: Ipv4Addr) -> bool {
         || (a, b, c) == (192, 88, 99)
         || (a == 198 && b & 0xfe == 18)
         || a >= 224;
-    // The address on which Azure's hosts offer metadata and DNS to their guests; global by the registry.
-    !special && ip != Ipv4Addr::new(168, 63, 129, 16)
+    !special && ip != AZURE
 }
 
 fn is_global_v6(ip: Ipv6Addr) -> bool {
@@ -216,6 +264,101 @@ mod tests {
         assert_eq!(check("127.0.0.1:3128"), Err(Error::Loop));
         assert_eq!(check("0.0.0.0:3128"), Err(Error::Loop));
         assert_eq!(check("10.0.0.1:443"), Err(Error::AddressDenied));
+    }
+
+    #[test]
+    fn a_metadata_service_is_listed_by_itself_or_not_at_all() {
+        let listed = |ranges: &[&str], ip: IpAddr| {
+            let ranges: Vec<IpNet> = ranges.iter().map(|r| r.parse().expect("a range")).collect();
+            Reach::new(&ranges).check(SocketAddr::new(ip, 80)).is_ok()
+        };
+        for ip in METADATA {
+            assert!(
+                !listed(&["0.0.0.0/0", "::/0", "169.254.169.254/31"], ip),
+                "{ip}"
+            );
+            assert!(listed(&[&IpNet::from(ip).to_string()], ip), "{ip}");
+        }
+        let near: IpAddr = "169.254.169.253".parse().expect("an address");
+        assert!(listed(&["169.254.0.0/16"], near));
+    }
+
+    #[test]
+    fn the_neighbours_of_what_is_special_are_global_and_its_ends_are_not() {
+        // First and last of each range of the IANA registries, and what is beside them where that is global.
+        for (range, before, after) in [
+            ("0.0.0.0/8", "", "1.0.0.0"),
+            ("10.0.0.0/8", "9.255.255.255", "11.0.0.0"),
+            ("100.64.0.0/10", "100.63.255.255", "100.128.0.0"),
+            ("127.0.0.0/8", "126.255.255.255", "128.0.0.0"),
+            ("169.254.0.0/16", "169.253.255.255", "169.255.0.0"),
+            ("172.16.0.0/12", "172.15.255.255", "172.32.0.0"),
+            ("192.0.0.0/24", "191.255.255.255", "192.0.1.0"),
+            ("192.0.2.0/24", "192.0.1.255", "192.0.3.0"),
+            ("192.88.99.0/24", "192.88.98.255", "192.88.100.0"),
+            ("192.168.0.0/16", "192.167.255.255", "192.169.0.0"),
+            ("198.18.0.0/15", "198.17.255.255", "198.20.0.0"),
+            ("198.51.100.0/24", "198.51.99.255", "198.51.101.0"),
+            ("203.0.113.0/24", "203.0.112.255", "203.0.114.0"),
+            ("224.0.0.0/3", "223.255.255.255", ""),
+            ("168.63.129.16/32", "168.63.129.15", "168.63.129.17"),
+            ("::/3", "", "2000::"),
+            ("64:ff9b::/96", "", ""),
+            ("64:ff9b:1::/48", "", ""),
+            ("100::/64", "", ""),
+            ("2001::/23", "2000:ffff:ffff:ffff::", "2001:200::"),
+            ("2001:db8::/32", "2001:db7:ffff::", "2001:db9::"),
+            ("2002::/16", "2001:ffff::", "2003::"),
+            ("3fff::/20", "3ffe:ffff::", "3fff:1000::"),
+            ("4000::/2", "3fff:ffff::", ""),
+            ("8000::/1", "", ""),
+        ] {
+            let range: IpNet = range.parse().expect("a range");
+            for ip in [range.network(), range.broadcast()] {
+                assert!(!is_global(ip), "{ip} of {range}");
+            }
+            for ip in [before, after].into_iter().filter(|text| !text.is_empty()) {
+                assert!(
+                    is_global(ip.parse().expect("an address")),
+                    "{ip} beside {range}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn a_listener_on_every_address_is_met_by_each_of_this_machine() {
+        assert!(is_of_this_machine("127.0.0.1".parse().expect("an address")));
+        assert!(!is_of_this_machine(
+            "192.0.2.1".parse().expect("an address")
+        ));
+        let reach = Reach::new(&["0.0.0.0/0".parse().expect("a range")]);
+        reach.set_own(vec!["0.0.0.0:3128".parse().expect("an address")]);
+        let check = |a: &str| reach.check(a.parse().expect("an address"));
+        assert_eq!(check("127.9.9.9:3128"), Err(Error::Loop));
+        assert_eq!(check("198.51.100.7:3128"), Ok(()));
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn a_mapped_address_is_the_address_it_maps(octets: [u8; 4]) {
+            let v4 = Ipv4Addr::from(octets);
+            proptest::prop_assert_eq!(is_global(v4.into()), is_global(v4.to_ipv6_mapped().into()));
+            // Other ways to hide one in IPv6 lead nowhere.
+            let [a, b, c, d] = octets.map(u16::from);
+            let (high, low) = (a << 8 | b, c << 8 | d);
+            for hidden in [
+                Ipv6Addr::new(0, 0, 0, 0, 0, 0, high, low),
+                Ipv6Addr::new(0x64, 0xff9b, 0, 0, 0, 0, high, low),
+                Ipv6Addr::new(0x64, 0xff9b, 1, 0, 0, 0, high, low),
+                Ipv6Addr::new(0x2002, high, low, 0, 0, 0, 0, 1),
+                Ipv6Addr::new(0x2001, 0, high, low, 0, 0, !high, !low),
+                Ipv6Addr::new(0x2606, 0x4700, 0, 0, 0, 0x5efe, high, low),
+                Ipv6Addr::new(0x2606, 0x4700, 0, 0, 0x200, 0x5efe, high, low),
+            ] {
+                proptest::prop_assert!(!is_global(hidden.into()), "{}", hidden);
+            }
+        }
     }
 
     #[test]

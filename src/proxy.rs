@@ -28,33 +28,26 @@ use hyper::{body::Incoming, ext::ReasonPhrase};
 
 use crate::{
     authority::{Authority, Host},
-    ca::Leaves,
     config,
-    destination::Destinations,
     downstream::socket::Socket,
     drain::Signal,
     error::Error,
     headers,
     log::Seldom,
     metrics::Metrics,
-    proxy::{answer::Answer, auth::Credentials, connect::Plan, forward::Terms},
+    proxy::{answer::Answer, connect::Plan, forward::Terms},
     record::Record,
+    rules::{InForce, Kind, Opened, Rules, Ruling},
     upstream::{Scheme, Target, Upstream, exchange::Outgoing},
 };
 
 /// What all requests share.
 #[derive(Debug)]
 pub struct Proxy {
-    /// `[proxy]` of the configuration.
-    pub settings: config::Proxy,
-    /// Who governs what.
-    pub destinations: Destinations,
+    /// Who may do what, at the moment.
+    pub in_force: InForce,
     /// Towards origins.
     pub upstream: Upstream,
-    /// For intercepted tunnels.
-    pub leaves: Leaves,
-    /// Who may use the proxy by name.
-    pub credentials: Option<Credentials>,
     /// For counting.
     pub metrics: Arc<Metrics>,
     /// For the line about clients that do not trust the CA.
@@ -130,8 +123,11 @@ impl Downstream {
         );
         let is_connect = request.method() == Method::CONNECT;
         let version = request.version();
+        // One set of rules for the whole of a request, whatever is reloaded meanwhile.
+        let rules = self.proxy.in_force.now();
+        let ruling = self.ruling(&rules);
         let outcome = match verdict {
-            Ok(()) => self.carry(request, &mut record).await,
+            Ok(()) => self.carry(&rules, ruling, request, &mut record).await,
             Err(e) => Err(e),
         };
         Ok(match outcome {
@@ -149,48 +145,72 @@ impl Downstream {
                 // Only by an answer of that version is the codec kept from telling it that the connection is kept.
                 if version == Version::HTTP_10 && response.body().size_hint().exact().is_none() {
                     *response.version_mut() = Version::HTTP_10;
-                    response
-                        .headers_mut()
-                        .insert(CONNECTION, HeaderValue::from_static("close"));
+                    close(&mut response);
+                }
+                if ruling != Ruling::Keep {
+                    close(&mut response);
                 }
                 response.body_mut().record(record);
                 response
             }
             Err(e) => {
-                let response = refuse(&e, &self.proxy.settings, is_connect);
+                let mut response = refuse(&e, rules.settings(), is_connect);
+                if ruling != Ruling::Keep {
+                    close(&mut response);
+                }
                 record.failed(&e, Some(response.status()));
                 response
             }
         })
     }
 
+    /// What the rules say of this connection. They may be others than those it was let in by.
+    fn ruling(&self, rules: &Rules) -> Ruling {
+        match (self.opened(), rules.admit(self.client)) {
+            (Some(tunnel), _) => rules.judge(&tunnel, &self.proxy.upstream),
+            (None, Err(e)) => Ruling::Refuse(e),
+            (None, Ok(())) => Ruling::Keep,
+        }
+    }
+
+    /// The tunnel of which this is the inside, if it is one.
+    pub fn opened(&self) -> Option<Opened<'_>> {
+        self.pinned.as_ref().map(|pinned| Opened {
+            client: self.client,
+            user: pinned.user.as_ref(),
+            authority: &pinned.authority,
+            kind: Kind::Read,
+        })
+    }
+
     async fn carry(
         &self,
+        rules: &Rules,
+        ruling: Ruling,
         request: Request<Incoming>,
         record: &mut Record,
     ) -> Result<Response<Answer>, Error> {
         match self.wish(&request)? {
             Wish::Connect(authority) => {
                 record.target(None, &authority, "");
-                let user = self.authenticate(request.headers()).await?;
-                connect::open(self, authority, user, record).await
+                ruling.allowed()?;
+                let user = authenticate(rules, request.headers()).await?;
+                connect::open(self, rules, authority, user, record).await
             }
             Wish::Fetch(target) => {
                 record.target(Some(target.scheme), &target.authority, request.uri().path());
+                ruling.allowed()?;
                 let user = match &self.pinned {
                     Some(pinned) => pinned.user.clone(),
-                    None => self.authenticate(request.headers()).await?,
+                    None => authenticate(rules, request.headers()).await?,
                 };
                 if headers::has_passed_us(request.headers()) {
                     return Err(Error::Loop);
                 }
-                if self
-                    .proxy
-                    .destinations
-                    .governing(&target.authority.host)
-                    .is_none()
-                {
-                    self.literal_allowed(&target.authority)?;
+                let governed = rules.destinations.governing(&target.authority.host);
+                if governed.is_none() {
+                    self.ungoverned_allowed(rules, &target.authority)?;
+                    self.port_allowed(rules, &target.authority)?;
                 }
                 let terms = Terms {
                     client: self.client_key(user.as_ref()),
@@ -199,16 +219,22 @@ impl Downstream {
                 };
                 let version = request.version();
                 let mut request = outgoing(request, &target, record.sent())?;
-                if self.proxy.settings.via {
+                if rules.settings().via {
                     headers::add_via(request.headers_mut(), version);
                 }
-                forward::forward(self, terms, request, target, record).await
+                forward::forward(self, rules, terms, request, target, record).await
             }
         }
     }
 
     /// Reads the request's target in whichever of the forms of RFC 9112 section 3.2 it has.
     fn wish(&self, request: &Request<Incoming>) -> Result<Wish, Error> {
+        if request.method() == Method::TRACE {
+            // Its answer repeats the request, with fields that a script in a browser could not read otherwise.
+            return Err(Error::Malformed(
+                "TRACE is not passed on; use another method",
+            ));
+        }
         let uri = request.uri();
         let Some(pinned) = &self.pinned else {
             if request.method() == Method::CONNECT {
@@ -242,13 +268,6 @@ impl Downstream {
         }))
     }
 
-    async fn authenticate(&self, headers: &HeaderMap) -> Result<Option<Arc<str>>, Error> {
-        match &self.proxy.credentials {
-            Some(credentials) => credentials.check(headers).await.map(Some),
-            None => Ok(None),
-        }
-    }
-
     /// The key under which the queue is fair to this client: its user where it has one, else its address.
     pub fn client_key(&self, user: Option<&Arc<str>>) -> u64 {
         match user {
@@ -257,15 +276,32 @@ impl Downstream {
         }
     }
 
-    /// Whether this address may be asked for by number: one that is not listed could be a governed host's, which would
-    /// then go unpaced.
+    /// Whether a host that nobody governs may be asked for: none may where the operator says so, and no address that is
+    /// not listed; it could be a governed host's, which would then go unpaced.
     ///
     /// # Errors
-    /// [`Error::AddressDenied`].
-    pub fn literal_allowed(&self, authority: &Authority) -> Result<(), Error> {
+    /// [`Error::HostDenied`], [`Error::AddressDenied`], or [`Error::Loop`] for our own listeners.
+    pub fn ungoverned_allowed(&self, rules: &Rules, authority: &Authority) -> Result<(), Error> {
+        if rules.settings().ungoverned == config::Ungoverned::Deny {
+            return Err(Error::HostDenied);
+        }
         match authority.host {
             Host::Ip(ip) => self.proxy.upstream.check_literal(ip, authority),
-            _ => Ok(()),
+            Host::Name(_) => Ok(()),
+        }
+    }
+
+    /// Whether a URL outside a tunnel may name this port of an ungoverned host: the text of a request is enough to do harm
+    /// to a mail server or a database. What `resolve` names is the operator's word, and so is an address in
+    /// `allow_upstreams`, without which no literal gets this far.
+    fn port_allowed(&self, rules: &Rules, authority: &Authority) -> Result<(), Error> {
+        let ports = &rules.settings().connect_ports;
+        let listed =
+            matches!(authority.host, Host::Ip(_)) || self.proxy.upstream.is_resolved(authority);
+        if listed || ports.contains(&authority.port) {
+            Ok(())
+        } else {
+            Err(Error::PortDenied)
         }
     }
 
@@ -290,6 +326,19 @@ impl Downstream {
             .unwrap_or_else(PoisonError::into_inner)
             .take()
     }
+}
+
+async fn authenticate(rules: &Rules, headers: &HeaderMap) -> Result<Option<Arc<str>>, Error> {
+    match &rules.credentials {
+        Some(credentials) => credentials.check(headers).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+/// Ends the connection with this answer.
+fn close(response: &mut Response<Answer>) {
+    let close = HeaderValue::from_static("close");
+    response.headers_mut().insert(CONNECTION, close);
 }
 
 /// Absolute-form (RFC 9112 section 3.2.2), the form of requests to a proxy.
@@ -388,10 +437,11 @@ pub fn refuse(error: &Error, settings: &config::Proxy, is_connect: bool) -> Resp
         );
     }
     if is_connect || error.closes() {
-        headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        close(&mut response);
     }
     if is_connect {
         let length = format!("paceline: {text}\n").len();
+        let headers = response.headers_mut();
         headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
         if let Ok(phrase) = ReasonPhrase::try_from(format!("paceline: {text}").into_bytes()) {
             response.extensions_mut().insert(phrase);

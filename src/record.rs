@@ -83,6 +83,11 @@ impl Record {
         self.path = path[..end].into();
     }
 
+    /// Host and port that it is for.
+    pub fn authority(&self) -> Option<&Authority> {
+        self.authority.as_ref()
+    }
+
     /// Which destination governs it.
     pub fn governed_by(&mut self, destination: Arc<Destination>) {
         self.destination = Some(destination);

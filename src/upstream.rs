@@ -9,7 +9,11 @@ pub mod exchange;
 pub mod pool;
 pub mod stream;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
 
 use crate::{
     authority::Authority,
@@ -61,6 +65,13 @@ pub struct Target {
 /// Makes connections and keeps those that are idle.
 #[derive(Debug)]
 pub struct Upstream {
+    way: RwLock<Arc<Way>>,
+}
+
+/// How origins are reached at the moment. Connections of one way are never used on another: they may lead where the new
+/// configuration does not.
+#[derive(Debug)]
+struct Way {
     dialer: Dialer,
     pool: Arc<Pool>,
 }
@@ -79,23 +90,51 @@ impl Upstream {
     /// # Errors
     /// A file with roots cannot be read, or no root is to be had at all. The text says which and what to do.
     pub fn new(config: &config::Upstream, reach: Reach) -> Result<Self, String> {
+        let dialer = Dialer::new(config, reach)?;
         Ok(Upstream {
-            dialer: Dialer::new(config, reach)?,
-            pool: Pool::start(),
+            way: RwLock::new(Way::new(dialer)),
         })
+    }
+
+    /// Dials by `dialer` from now on. Requests under way keep their connections; idle ones are kept only when nothing
+    /// has changed.
+    pub fn redirect(&self, dialer: Dialer) {
+        if !self.way().dialer.is_like(&dialer) {
+            *self.way.write().unwrap_or_else(PoisonError::into_inner) = Way::new(dialer);
+        }
+    }
+
+    fn way(&self) -> Arc<Way> {
+        self.way
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
     }
 
     /// Whether this address may be asked for by number: only if the operator listed it, by itself or in `resolve`.
     ///
     /// # Errors
     /// [`Error::Loop`] for our own listeners, else [`Error::AddressDenied`].
-    pub fn check_literal(&self, ip: std::net::IpAddr, authority: &Authority) -> Result<(), Error> {
-        self.dialer.check_literal(ip, authority)
+    pub fn check_literal(&self, ip: IpAddr, authority: &Authority) -> Result<(), Error> {
+        self.way().dialer.check_literal(ip, authority)
+    }
+
+    /// Whether `authority`, which was reached at `address`, could be reached there now.
+    ///
+    /// # Errors
+    /// As [`Upstream::check_literal`].
+    pub fn check_reached(&self, authority: &Authority, address: SocketAddr) -> Result<(), Error> {
+        self.way().dialer.check_reached(authority, address)
+    }
+
+    /// Whether the operator said in `resolve` where this host and port are.
+    pub fn is_resolved(&self, authority: &Authority) -> bool {
+        self.way().dialer.is_overridden(authority)
     }
 
     /// An idle connection to `target`, if there is one that still lives.
     pub fn idle(&self, target: &Target) -> Option<Ready> {
-        self.pool.take(target)
+        self.way().pool.take(target)
     }
 
     /// A connection to `target` that a request can be written to: an idle one, or a new one.
@@ -114,9 +153,10 @@ impl Upstream {
     /// # Errors
     /// Why there is none.
     pub async fn fresh(&self, target: &Target) -> Result<Ready, Error> {
+        let way = self.way();
         let made = async {
-            let stream = self.dialer.stream(target).await?;
-            Ready::handshake(stream, target.clone(), self.pool.clone()).await
+            let stream = way.dialer.stream(target).await?;
+            Ready::handshake(stream, target.clone(), way.pool.clone()).await
         };
         tokio::time::timeout(READY_DEADLINE, made)
             .await
@@ -132,11 +172,21 @@ impl Upstream {
             scheme: Scheme::Http,
             authority: authority.clone(),
         };
-        match tokio::time::timeout(READY_DEADLINE, self.dialer.stream(&target)).await {
+        let way = self.way();
+        match tokio::time::timeout(READY_DEADLINE, way.dialer.stream(&target)).await {
             Ok(Ok(Stream::Plain(tcp))) => Ok(tcp),
             Ok(Ok(Stream::Tls(_))) => Err(Error::Tls),
             Ok(Err(e)) => Err(e),
             Err(_) => Err(Error::ConnectTimeout),
         }
+    }
+}
+
+impl Way {
+    fn new(dialer: Dialer) -> Arc<Self> {
+        Arc::new(Way {
+            dialer,
+            pool: Pool::start(),
+        })
     }
 }

@@ -17,27 +17,34 @@ use hyper_util::rt::TokioIo;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::net::TcpStream;
 
-use crate::config;
+use crate::{
+    cli::{At, Operate, status},
+    config::{self, Environment, Secret},
+};
 
 /// The whole of a request and its answer: a call to the store may be part of it.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Answers longer than this are nobody's we know.
 const LONGEST_ANSWER: usize = 4 * 1024 * 1024;
 
+/// The token of the admin listener that is asked; stronger than `admin.token`, for operators who have no file with it.
+pub const TOKEN_VARIABLE: &str = "PACELINE_ADMIN_TOKEN";
+
 /// A replica's admin listener, as it is reached.
 #[derive(Clone, Debug)]
 pub struct AdminListener {
     authority: String,
-    token: Option<config::Secret>,
+    token: Option<Secret>,
 }
 
 impl AdminListener {
-    /// The one at `url`, or else the one that `config` has; the token comes from the configuration either way.
+    /// The one that was named, or else the one that `config` has; the token is that of the environment, or else of the
+    /// configuration.
     ///
     /// # Errors
     /// The URL is not `http://HOST:PORT`, or the configuration leaves the port to the system.
-    pub fn new(url: Option<&str>, config: &config::Admin) -> Result<Self> {
-        let authority = match url {
+    pub fn new(at: &At, config: &config::Admin, env: Environment<'_>) -> Result<Self> {
+        let authority = match at.admin.as_deref() {
             Some(url) => {
                 let uri: Uri = url
                     .parse()
@@ -65,18 +72,52 @@ impl AdminListener {
         };
         Ok(AdminListener {
             authority,
-            token: config.token.clone(),
+            token: env(TOKEN_VARIABLE)
+                .filter(|token| !token.is_empty())
+                .map(Secret::new)
+                .or_else(|| config.token.clone()),
         })
     }
 
-    /// `paceline forget REPLICA`: frees the number of a dead replica.
+    /// Has the replica do what was typed; returns what is to be printed.
     ///
     /// # Errors
     /// What the replica says, or why it was not reached.
-    pub async fn forget(&self, replica: &str) -> Result<String> {
-        let replica = utf8_percent_encode(replica, NON_ALPHANUMERIC);
-        self.ask(Method::POST, &format!("/forget?replica={replica}"))
-            .await
+    pub async fn carry_out(&self, operate: &Operate) -> Result<String> {
+        let coded = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
+        let target = match operate {
+            Operate::Status { json, .. } => {
+                let text = self.ask(Method::GET, "/status").await?;
+                return match json {
+                    true => Ok(text),
+                    false => self.table(&text),
+                };
+            }
+            Operate::Unlock { destination, .. } => {
+                format!("/unlock?destination={}", coded(destination))
+            }
+            Operate::Pause {
+                destination,
+                duration,
+                ..
+            } => {
+                let span = coded(&humantime::format_duration(*duration).to_string());
+                format!("/pause?destination={}&for={span}", coded(destination))
+            }
+            Operate::Resume { destination, .. } => {
+                format!("/resume?destination={}", coded(destination))
+            }
+            Operate::Forget { replica, .. } => format!("/forget?replica={}", coded(replica)),
+        };
+        self.ask(Method::POST, &target).await
+    }
+
+    fn table(&self, text: &str) -> Result<String> {
+        let at = &self.authority;
+        let status = serde_json::from_str(text).map_err(|_| {
+            anyhow!("{at} answers with something that is no status of paceline; check --admin")
+        })?;
+        Ok(status::table(&status))
     }
 
     /// Makes one request and returns the text of its answer.
@@ -102,12 +143,14 @@ impl AdminListener {
         if let Some(token) = &self.token {
             let mut value =
                 HeaderValue::from_str(&format!("Bearer {}", token.reveal())).map_err(|_| {
-                    anyhow!("admin.token cannot stand in a header; use printable ASCII")
+                    anyhow!("the admin token cannot stand in a header; use printable ASCII")
                 })?;
             value.set_sensitive(true);
             request.headers_mut().insert(AUTHORIZATION, value);
         }
-        let answer = send.send_request(request).await?;
+        let answer = send.send_request(request).await.with_context(|| {
+            format!("{at} does not answer as an admin listener does; check --admin")
+        })?;
         let status = answer.status();
         let body = Limited::new(answer.into_body(), LONGEST_ANSWER);
         let body = body.collect().await.map_err(|e| anyhow!(e))?.to_bytes();
@@ -133,7 +176,12 @@ mod tests {
 
     #[test]
     fn the_listener_is_found_by_url_or_by_configuration() {
-        let found = |url, on| AdminListener::new(url, &listening(on)).map(|l| l.authority);
+        let found = |url: Option<&str>, on| {
+            let at = At {
+                admin: url.map(Into::into),
+            };
+            AdminListener::new(&at, &listening(on), &|_| None).map(|l| l.authority)
+        };
         assert_eq!(
             found(Some("http://db1:9128"), "127.0.0.1:1").unwrap(),
             "db1:9128"
@@ -145,5 +193,19 @@ mod tests {
             assert!(found(Some(url), "127.0.0.1:1").is_err(), "{url}");
         }
         assert!(found(None, "127.0.0.1:0").is_err());
+    }
+
+    #[test]
+    fn the_token_of_the_environment_is_stronger_and_an_empty_one_counts_as_none() {
+        let mut config = listening("127.0.0.1:1");
+        config.token = Some(Secret::new("file"));
+        let token = |set: Option<&'static str>| {
+            let env = move |name: &str| set.filter(|_| name == TOKEN_VARIABLE).map(str::to_owned);
+            let listener = AdminListener::new(&At::default(), &config, &env).expect("an address");
+            listener.token.map(|t| t.reveal().to_owned())
+        };
+        assert_eq!(token(None).as_deref(), Some("file"));
+        assert_eq!(token(Some("")).as_deref(), Some("file"));
+        assert_eq!(token(Some("env")).as_deref(), Some("env"));
     }
 }

@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use ipnet::IpNet;
 use toml::de::{DeTable, DeValue};
 
 use super::{
@@ -165,15 +166,9 @@ fn read_proxy(top: &Section<'_, '_>) -> Proxy {
         allow_upstreams: nets("allow_upstreams"),
         auth: read_auth(&proxy),
     };
-    let anybody = allow.iter().flatten().find(|(_, range)| match range {
-        ClientRange::Any => true,
-        ClientRange::Net(net) => net.prefix_len() == 0,
-        ClientRange::Loopback | ClientRange::Private => false,
-    });
+    let anybody = allow.iter().flatten().find(|(_, range)| range.is_anybody());
     if let Some((place, _)) = anybody
-        && !parsed.listen.ip().to_canonical().is_loopback()
-        && parsed.auth.is_none()
-        && !parsed.open
+        && parsed.is_left_open()
     {
         let complaint = Complaint::new(
             "lets anybody who can reach the listener use this proxy",
@@ -182,6 +177,34 @@ fn read_proxy(top: &Section<'_, '_>) -> Proxy {
         proxy.fault(place.clone(), "allow_clients", complaint);
     }
     parsed
+}
+
+impl Proxy {
+    /// Whether anybody who can reach the listener may use this proxy, without the operator having said that it is meant.
+    pub fn is_left_open(&self) -> bool {
+        self.allow_clients.iter().any(ClientRange::is_anybody)
+            && !self.listen.ip().to_canonical().is_loopback()
+            && self.auth.is_none()
+            && !self.open
+    }
+}
+
+impl ClientRange {
+    /// Whether a range is wider than any one network has on the internet: halves of it, listed together, are all of it.
+    fn is_anybody(&self) -> bool {
+        let ClientRange::Net(net) = self else {
+            return *self == ClientRange::Any;
+        };
+        // The widest that were given out are /8, and /12 of IPv6. fc00::/7 and fe80::/10 are in no network but one's own.
+        match net {
+            IpNet::V4(net) => net.prefix_len() < 8,
+            IpNet::V6(net) => {
+                let own = net.addr().is_unique_local() && net.prefix_len() >= 7
+                    || net.addr().is_unicast_link_local() && net.prefix_len() >= 10;
+                net.prefix_len() < 12 && !own
+            }
+        }
+    }
 }
 
 /// `None` where there is no `[proxy.auth]`.

@@ -211,6 +211,36 @@ fn an_open_proxy_needs_to_be_meant() {
     );
 }
 
+#[test]
+fn everybody_in_pieces_is_everybody() {
+    let with = |ranges: &str| {
+        parse(&format!(
+            "[[destination]]\nname = \"a\"\nhosts = [\"a.test\"]\nrate = 1\n[proxy]\nlisten = \"0.0.0.0:1\"\nallow_clients = [{ranges}]"
+        ))
+    };
+    for open in [
+        "\"0.0.0.0/1\", \"128.0.0.0/1\"",
+        "\"64.0.0.0/2\"",
+        "\"8.0.0.0/7\"",
+        "\"2000::/3\"",
+        "\"::/0\"",
+        "\"fc00::/6\"",
+        "\"fe80::/9\"",
+    ] {
+        assert!(with(open).is_err(), "{open}");
+    }
+    for own in [
+        "\"10.0.0.0/8\"",
+        "\"9.0.0.0/8\"",
+        "\"fc00::/7\"",
+        "\"fe80::/10\"",
+        "\"2a00::/12\"",
+        "\"private\", \"192.0.2.0/24\"",
+    ] {
+        assert!(with(own).is_ok(), "{own}");
+    }
+}
+
 /// The keys of the manual: from headings with a `[group]` and table rows that begin with a key.
 fn documented_keys() -> BTreeSet<(String, String)> {
     let manual = fs::read_to_string(root().join("docs/configuration.md")).expect("the manual");
@@ -258,7 +288,8 @@ fn the_manual_has_every_key_and_no_other() {
 #[test]
 fn the_manual_has_every_environment_variable() {
     let documented = documented_keys();
-    for variable in [CONFIG_VARIABLE, STORE_URL_VARIABLE] {
+    let token = crate::cli::admin::TOKEN_VARIABLE;
+    for variable in [CONFIG_VARIABLE, STORE_URL_VARIABLE, token] {
         assert!(
             documented.contains(&(String::new(), variable.to_owned())),
             "{variable}"

@@ -45,7 +45,7 @@ impl Destination {
     /// Applies `event` to every cursor of this destination that it may mean something to, in the store too.
     async fn everywhere(&self, event: Event) -> Result<bool, String> {
         let mut lanes: Vec<Arc<Lane>> = self.lanes().values().cloned().collect();
-        if self.config.scope == Scope::Host {
+        if self.config().scope == Scope::Host {
             lanes.extend(self.whole.clone());
             lanes.extend(self.strangers().await?);
         }
@@ -67,7 +67,7 @@ impl Destination {
         if !store.membership().has_read() {
             return Ok(Vec::new());
         }
-        let prefix = store.throttle_key(&format!("{}/", self.config.name));
+        let prefix = store.throttle_key(&format!("{}/", self.config().name));
         let rows = store.throttles(&prefix).await.map_err(|e| e.to_string())?;
         let mut lanes = Vec::new();
         for (key, text) in rows {

@@ -53,7 +53,7 @@ pub struct Name {
     pub key: String,
     /// The key of the row with the state of its throttle.
     pub throttle_key: String,
-    /// The configured ceiling, in requests per second.
+    /// The ceiling at first, in requests per second, as configured.
     pub ceiling: f64,
 }
 
@@ -79,6 +79,8 @@ pub struct Lane {
 #[derive(Debug)]
 struct Core {
     pacer: Pacer,
+    /// The configured one, in requests per second.
+    ceiling: f64,
     waiters: HashMap<Id, Waiter>,
     memory: memory::Held,
     course: Course,
@@ -138,6 +140,7 @@ impl Lane {
         };
         let core = Core {
             pacer: Pacer::new(settings),
+            ceiling: name.ceiling,
             waiters: HashMap::new(),
             memory,
             course: Course::default(),
@@ -188,6 +191,15 @@ impl Lane {
             id,
             queued: true,
         })
+    }
+
+    /// A new configuration, with its ceiling in requests per second. Who waits goes on waiting, at the new pace.
+    pub fn reconfigure(self: &Arc<Self>, (settings, rules): (Settings, Rules), ceiling: f64) {
+        self.with_pacer(|core, _| {
+            core.ceiling = ceiling;
+            core.tracker.reconfigure(rules);
+            core.pacer.reconfigure(settings);
+        });
     }
 
     /// How many requests wait.
@@ -252,7 +264,7 @@ impl Lane {
     /// Gets slots from a shared cursor, or from our own share, as the membership's terms have it.
     fn reserve(&self, core: &mut Core, now: LocalTime, ask: Ask, store: &Postgres) {
         let membership = store.membership();
-        let (ceiling, _) = membership.agreed(&self.name.destination, self.name.ceiling, now);
+        let (ceiling, _) = membership.agreed(&self.name.destination, core.ceiling, now);
         let view = View {
             terms: membership.terms(&self.name.cursor, now),
             interval: interval(ceiling),

@@ -457,8 +457,14 @@ impl Pacer {
     /// A new configuration: what is queued stays queued, and slots already held stay held, unless they lie beyond the
     /// new horizon. (Else one slot of a daily pace would hold a faster one back for a day.)
     pub fn reconfigure(&mut self, settings: Settings) {
+        // What part of the cursor others take was learnt at the old pace, and is as true at the new one.
+        let before = i128::from(self.settings.interval.max(1));
+        let scaled = i128::from(self.spacing) * i128::from(settings.interval) / before;
         self.settings = settings;
-        self.spacing = self.spacing.max(self.interval());
+        self.spacing = Nanos::try_from(scaled)
+            .unwrap_or(Nanos::MAX)
+            .max(self.interval());
+        self.busy_since = None;
         self.reassess_at = LocalTime(Nanos::MIN);
     }
 

@@ -44,19 +44,23 @@ impl std::fmt::Debug for Credentials {
 }
 
 impl Credentials {
-    /// From the configuration.
-    pub fn new(auth: &config::Auth) -> Self {
+    /// From the configuration. Users that stand in `before` with the same hash go on being the same users.
+    pub fn new(auth: &config::Auth, before: Option<&Credentials>) -> Self {
         let mut key = [0; 32];
         // Keyed by chance: what is remembered here is worth nothing elsewhere.
         for chunk in key.chunks_mut(8) {
             use std::hash::BuildHasher as _;
             chunk.copy_from_slice(&std::hash::RandomState::new().hash_one(0u8).to_ne_bytes());
         }
-        let users = auth
-            .users
-            .iter()
-            .map(|(name, hash)| (Arc::from(name.as_str()), hash.clone()))
-            .collect();
+        let same = |name: &str, hash: &Stored| {
+            let (own, old) = before?.users.get_key_value(name)?;
+            (old == hash).then(|| own.clone())
+        };
+        let user = |(name, hash): (&String, &Stored)| {
+            let own = same(name, hash).unwrap_or_else(|| Arc::from(name.as_str()));
+            (own, hash.clone())
+        };
+        let users = auth.users.iter().map(user).collect();
         Credentials {
             users,
             verified: Mutex::default(),
@@ -108,6 +112,13 @@ impl Credentials {
         }
         remembered.insert(digest);
         Ok(user.clone())
+    }
+
+    /// Whether a user that [`Credentials::check`] found, perhaps of those that were in force before, may still use the
+    /// proxy: its name is the very one that was handed out, for a user with a new password gets a new one.
+    pub fn stand(&self, user: &Arc<str>) -> bool {
+        let own = self.users.get_key_value(user);
+        own.is_some_and(|(own, _)| Arc::ptr_eq(own, user))
     }
 
     fn verified(&self) -> MutexGuard<'_, HashSet<[u8; 32]>> {
@@ -165,7 +176,7 @@ mod tests {
                 Stored::Sha256(Sha256::digest(b"secret").into()),
             ),
         ]);
-        Credentials::new(&config::Auth { users })
+        Credentials::new(&config::Auth { users }, None)
     }
 
     fn with(value: &str) -> HeaderMap {
@@ -189,6 +200,24 @@ mod tests {
             );
             assert_eq!(c.check(&login("bab", "secret")).await.as_deref(), Ok("bab"));
         }
+    }
+
+    #[tokio::test]
+    async fn after_a_change_only_users_with_the_same_hash_stand() {
+        let before = credentials();
+        let user = before.check(&login("bab", "secret")).await.expect("right");
+        let with = |hash: &[u8]| {
+            let stored = Stored::Sha256(Sha256::digest(hash).into());
+            let users = BTreeMap::from([("bab".to_owned(), stored)]);
+            Credentials::new(&config::Auth { users }, Some(&before))
+        };
+        let (same, changed) = (with(b"secret"), with(b"other"));
+        assert!(before.stand(&user) && same.stand(&user));
+        assert!(!changed.stand(&user));
+        let old = changed.check(&login("bab", "secret")).await;
+        assert_eq!(old, Err(Error::CredentialsNeeded));
+        let again = changed.check(&login("bab", "other")).await.expect("right");
+        assert!(changed.stand(&again) && !same.stand(&again));
     }
 
     #[tokio::test]

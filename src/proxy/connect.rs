@@ -4,7 +4,7 @@
 //! here to their connect time-out, and most cannot show why a CONNECT was refused. What can wait or fail does so inside.
 //! For other hosts the origin is dialled first, so that a failure has a status.
 
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 
 use bytes::Bytes;
 use http::{
@@ -17,11 +17,11 @@ use tokio::{net::TcpStream, time::Instant};
 
 use crate::{
     authority::Authority,
-    config::Ungoverned,
     error::Error,
     pacing::lane::Departure,
     proxy::{Downstream, answer::Answer},
     record::Record,
+    rules::Rules,
     upstream::stream::Stream,
 };
 
@@ -37,8 +37,17 @@ pub enum Plan {
         /// Who opened it.
         user: Option<Arc<str>>,
     },
-    /// Pass bytes to this connection, which is there already.
-    Relay(TcpStream),
+    /// Pass bytes to a connection that is there already.
+    Relay {
+        /// The connection.
+        origin: TcpStream,
+        /// Where it leads.
+        address: SocketAddr,
+        /// What CONNECT named.
+        authority: Authority,
+        /// Who opened it.
+        user: Option<Arc<str>>,
+    },
     /// Pass bytes to a connection that has switched protocols.
     Switched {
         /// The origin's side.
@@ -76,17 +85,19 @@ pub fn target(request: &Request<Incoming>) -> Result<Authority, Error> {
 /// Why there is no tunnel.
 pub async fn open(
     downstream: &Downstream,
+    rules: &Rules,
     authority: Authority,
     user: Option<Arc<str>>,
     record: &mut Record,
 ) -> Result<Response<Answer>, Error> {
     let proxy = &downstream.proxy;
-    if !proxy.settings.connect_ports.contains(&authority.port) {
-        return Err(Error::PortDenied);
-    }
-    if let Some(destination) = proxy.destinations.governing(&authority.host) {
+    let port_allowed = rules.settings().connect_ports.contains(&authority.port);
+    if let Some(destination) = rules.destinations.governing(&authority.host) {
         record.governed_by(destination.clone());
-        let tls = proxy.leaves.server_config(&authority.host).map_err(|e| {
+        if !port_allowed {
+            return Err(Error::PortDenied);
+        }
+        let tls = rules.leaves.server_config(&authority.host).map_err(|e| {
             tracing::warn!(host = %authority.host, "no leaf: {e}");
             Error::NotCovered
         })?;
@@ -97,14 +108,21 @@ pub async fn open(
         });
         return Ok(established());
     }
-    if proxy.settings.ungoverned == Ungoverned::Deny {
-        return Err(Error::HostDenied);
+    downstream.ungoverned_allowed(rules, &authority)?;
+    if !port_allowed {
+        return Err(Error::PortDenied);
     }
-    downstream.literal_allowed(&authority)?;
     let started = Instant::now();
     let origin = proxy.upstream.tunnel(&authority).await;
     record.connected(started.elapsed());
-    downstream.promise(Plan::Relay(origin?));
+    let origin = origin?;
+    let address = origin.peer_addr().map_err(|_| Error::Unreachable)?;
+    downstream.promise(Plan::Relay {
+        origin,
+        address,
+        authority,
+        user,
+    });
     Ok(established())
 }
 

@@ -22,6 +22,7 @@ use crate::{
     },
     proxy::{Downstream, Proxy, answer::Answer, connect::Plan},
     record::Record,
+    rules::Rules,
     upstream::{
         Target,
         exchange::{AnswerBody, Outgoing, Ready, Unanswered},
@@ -56,20 +57,15 @@ pub struct Terms {
 /// Why it was not sent, or not answered.
 pub async fn forward(
     downstream: &Downstream,
+    rules: &Rules,
     terms: Terms,
     request: Request<Outgoing>,
     target: Target,
     record: &mut Record,
 ) -> Result<Response<Answer>, Error> {
-    let proxy = &downstream.proxy;
-    let max_wait = terms
-        .max_wait
-        .map_or(proxy.settings.max_wait, |w| w.min(proxy.settings.max_wait));
-    match proxy
-        .destinations
-        .governing(&target.authority.host)
-        .cloned()
-    {
+    let longest = rules.settings().max_wait;
+    let max_wait = terms.max_wait.map_or(longest, |w| w.min(longest));
+    match rules.destinations.governing(&target.authority.host) {
         Some(destination) => {
             record.governed_by(destination.clone());
             if destination.config().dry_run {
@@ -78,7 +74,7 @@ pub async fn forward(
             }
             paced(
                 downstream,
-                &destination,
+                destination,
                 terms,
                 max_wait,
                 request,
@@ -87,7 +83,7 @@ pub async fn forward(
             )
             .await
         }
-        None if proxy.settings.ungoverned == Ungoverned::Deny => Err(Error::HostDenied),
+        None if rules.settings().ungoverned == Ungoverned::Deny => Err(Error::HostDenied),
         None => unpaced(downstream, request, &target, record).await,
     }
 }
@@ -364,7 +360,7 @@ fn answer(
     record.answered(response.status());
     let (mut head, body) = response.into_parts();
     headers::strip_response(&mut head.headers);
-    if proxy.settings.via {
+    if proxy.in_force.now().settings().via {
         headers::add_via(&mut head.headers, head.version);
     }
     head.version = http::Version::HTTP_11;

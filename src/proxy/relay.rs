@@ -23,9 +23,13 @@ const BUFFER: usize = 32 * 1024;
 const IDLE_DEADLINE: Duration = Duration::from_secs(600);
 
 /// Passes bytes until both sides have ended; one side's end is passed on as such, and the other goes on. Ends too when
-/// nothing moves for long.
-pub async fn relay<C, O>(client: Early<C>, mut origin: O, record: Option<Record>)
-where
+/// nothing moves for long, and when the rules no longer allow the tunnel, which `outlived` tells.
+pub async fn relay<C, O>(
+    client: Early<C>,
+    mut origin: O,
+    mut record: Option<Record>,
+    outlived: impl Future<Output = ()>,
+) where
     C: AsyncRead + AsyncWrite + Unpin,
     O: AsyncRead + AsyncWrite + Unpin,
 {
@@ -46,6 +50,10 @@ where
     let ended = tokio::select! {
         ended = both => ended.ok(),
         () = abandoned => None,
+        () = outlived => {
+            record.iter_mut().for_each(|r| r.broke_off("rules_changed"));
+            None
+        }
     };
     // A reset by either side is an ordinary end of a tunnel.
     if let (Some((sent, received)), Some(mut record)) = (ended, record) {

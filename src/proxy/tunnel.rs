@@ -7,7 +7,7 @@ use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
 use tokio_rustls::TlsAcceptor;
 
 use crate::{
-    authority::Host,
+    authority::{Authority, Host},
     downstream::{self, socket::Socket},
     drain::Signal,
     proxy::{
@@ -16,6 +16,7 @@ use crate::{
         relay::{Early, relay},
     },
     record::Record,
+    rules::{Kind, Opened},
     upstream::Scheme,
 };
 
@@ -35,9 +36,20 @@ pub async fn run(
     let client = Early::new(early, client);
     let mut record = promise.record;
     match promise.plan {
-        Plan::Relay(origin) => {
+        Plan::Relay {
+            origin,
+            address,
+            authority,
+            user,
+        } => {
             let _open = outer.proxy.metrics.tunnel();
-            relay(client, origin, record).await;
+            let opened = Opened {
+                client: outer.client,
+                user: user.as_ref(),
+                authority: &authority,
+                kind: Kind::Relayed(address),
+            };
+            relay(client, origin, record, outer.outlived(&opened)).await;
         }
         Plan::Switched {
             origin,
@@ -45,7 +57,14 @@ pub async fn run(
             departure,
         } => {
             let _under_way = departure;
-            relay(client, Early::new(early, *origin), record).await;
+            let authority = record.as_ref().and_then(Record::authority).cloned();
+            let outlived = async {
+                match &authority {
+                    Some(authority) => outer.outlived(&outer.switched(authority, None)).await,
+                    None => std::future::pending().await,
+                }
+            };
+            relay(client, Early::new(early, *origin), record, outlived).await;
         }
         Plan::Intercept {
             authority,
@@ -124,7 +143,32 @@ where
             Early::new(rest.early, rest.stream),
             Early::new(early, *origin),
         );
-        relay(client, origin, promise.record).await;
+        let opened = inner.pinned.as_ref();
+        let opened = opened.map(|p| inner.switched(&p.authority, p.user.as_ref()));
+        let outlived = async {
+            match &opened {
+                Some(opened) => inner.outlived(opened).await,
+                None => std::future::pending().await,
+            }
+        };
+        relay(client, origin, promise.record, outlived).await;
+    }
+}
+
+impl Downstream {
+    /// Resolves when the rules no longer allow this tunnel.
+    async fn outlived(&self, opened: &Opened<'_>) {
+        let proxy = &self.proxy;
+        proxy.in_force.outlived(opened, &proxy.upstream).await;
+    }
+
+    fn switched<'t>(&self, authority: &'t Authority, user: Option<&'t Arc<str>>) -> Opened<'t> {
+        Opened {
+            client: self.client,
+            user,
+            authority,
+            kind: Kind::Switched,
+        }
     }
 }
 

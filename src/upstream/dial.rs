@@ -8,7 +8,7 @@ use std::{
     collections::BTreeMap,
     error::Error as StdError,
     fmt, io,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
@@ -43,6 +43,7 @@ const HAPPY_EYEBALLS: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub struct Dialer {
     tls: Arc<ClientConfig>,
+    roots: Arc<RootCertStore>,
     overrides: BTreeMap<Authority, Authority>,
     reach: Reach,
 }
@@ -53,16 +54,17 @@ impl Dialer {
     /// # Errors
     /// A file cannot be read, or there is no root at all.
     pub fn new(config: &config::Upstream, reach: Reach) -> Result<Self, String> {
-        let roots = roots(config)?;
+        let roots = Arc::new(roots(config)?);
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let mut tls = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|e| e.to_string())?
-            .with_root_certificates(roots)
+            .with_root_certificates(roots.clone())
             .with_no_client_auth();
         tls.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Dialer {
             tls: Arc::new(tls),
+            roots,
             overrides: config.resolve.clone(),
             reach,
         })
@@ -73,13 +75,37 @@ impl Dialer {
     /// # Errors
     /// [`Error::Loop`] or [`Error::AddressDenied`].
     pub fn check_literal(&self, ip: IpAddr, authority: &Authority) -> Result<(), Error> {
-        if self.overrides.contains_key(authority) {
+        if self.is_overridden(authority) {
             return Ok(());
         }
         match self.reach.check(SocketAddr::new(ip, authority.port)) {
             Err(Error::Loop) => Err(Error::Loop),
             _ if self.reach.is_listed(ip) => Ok(()),
             _ => Err(Error::AddressDenied),
+        }
+    }
+
+    /// Whether the operator said where this host and port are.
+    pub fn is_overridden(&self, authority: &Authority) -> bool {
+        self.overrides.contains_key(authority)
+    }
+
+    /// Whether it leads every authority where `other` does, and trusts the same.
+    pub fn is_like(&self, other: &Dialer) -> bool {
+        self.overrides == other.overrides
+            && self.reach.listed() == other.reach.listed()
+            && self.roots.roots == other.roots.roots
+    }
+
+    /// Whether `authority`, which was reached at `address`, could be reached there now.
+    ///
+    /// # Errors
+    /// As [`Dialer::check_literal`].
+    pub fn check_reached(&self, authority: &Authority, address: SocketAddr) -> Result<(), Error> {
+        match authority.host {
+            _ if self.is_overridden(authority) => Ok(()),
+            Host::Ip(ip) => self.check_literal(ip, authority),
+            Host::Name(_) => self.reach.check(address),
         }
     }
 
@@ -180,23 +206,14 @@ impl Service<Name> for Checked {
     fn call(&mut self, name: Name) -> Self::Future {
         let Checked { reach, port } = self.clone();
         Box::pin(async move {
-            // The trailing dot keeps the resolver from trying the machine's search domains.
-            let absolute = if name.as_str().contains('.') {
-                format!("{}.", name.as_str())
-            } else {
-                name.as_str().to_owned()
-            };
-            let found = tokio::time::timeout(
-                DNS_DEADLINE,
-                tokio::net::lookup_host((absolute.as_str(), port)),
-            )
-            .await;
-            let found: Vec<SocketAddr> = found
-                .map_err(|_| Error::DnsTimeout)?
-                .map_err(|_| Error::Dns)?
-                .collect();
             let Some(reach) = reach else {
-                return Ok(found.into_iter());
+                return Ok(lookup(name.as_str(), port).await?.into_iter());
+            };
+            let found = match name.as_str() {
+                name if is_localhost(name) => LOCALHOST.map(|ip| (ip, port).into()).to_vec(),
+                // The trailing dot keeps the resolver from trying the machine's search domains: with one of them a name
+                // of one label could become a governed host's, and go unpaced.
+                name => lookup(&format!("{name}."), port).await?,
             };
             let mut denied = None;
             let mut allowed = Vec::with_capacity(found.len());
@@ -215,6 +232,23 @@ impl Service<Name> for Checked {
         })
     }
 }
+
+async fn lookup(name: &str, port: u16) -> Result<Vec<SocketAddr>, Error> {
+    let found = tokio::time::timeout(DNS_DEADLINE, tokio::net::lookup_host((name, port)));
+    let found = found.await.map_err(|_| Error::DnsTimeout)?;
+    Ok(found.map_err(|_| Error::Dns)?.collect())
+}
+
+/// RFC 6761 section 6.3: these names are this machine, and no resolver is to be asked for them.
+fn is_localhost(name: &str) -> bool {
+    let name = name.strip_suffix("localhost");
+    name.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+}
+
+const LOCALHOST: [IpAddr; 2] = [
+    IpAddr::V4(Ipv4Addr::LOCALHOST),
+    IpAddr::V6(Ipv6Addr::LOCALHOST),
+];
 
 /// Finds the cause of a failed connection in its chain of sources.
 fn of_connect(e: &(dyn StdError + 'static)) -> Error {
@@ -257,3 +291,18 @@ impl fmt::Display for Error {
 }
 
 impl StdError for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_under_localhost_are_this_machine_and_no_others() {
+        for name in ["localhost", "a.localhost", "b.a.localhost"] {
+            assert!(is_localhost(name), "{name}");
+        }
+        for name in ["notlocalhost", "localhost.test", "a.localhosts", "local"] {
+            assert!(!is_localhost(name), "{name}");
+        }
+    }
+}

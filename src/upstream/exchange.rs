@@ -27,6 +27,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::{
     error::Error,
+    headers,
     upstream::{Target, pool::Pool, stream::Stream},
 };
 
@@ -102,13 +103,14 @@ impl Body for Outgoing {
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let frame = match self.ahead.pop_front() {
+        let mut frame = match self.ahead.pop_front() {
             Some(frame) => Some(Ok(frame)),
             None => match &mut self.incoming {
                 Some(incoming) => ready!(Pin::new(incoming).poll_frame(cx)),
                 None => None,
             },
         };
+        strip_trailers(&mut frame);
         if let Some(data) = frame
             .as_ref()
             .and_then(|f| f.as_ref().ok())
@@ -322,11 +324,12 @@ impl Body for AnswerBody {
         if let Some(ready) = &mut this.ready {
             let _ = ready.poll_end(cx);
         }
-        let Poll::Ready(frame) = Pin::new(&mut this.incoming).poll_frame(cx) else {
+        let Poll::Ready(mut frame) = Pin::new(&mut this.incoming).poll_frame(cx) else {
             ready!(this.poll_stall(cx));
             this.ready = None;
             return Poll::Ready(Some(Err(Error::ResponseTimeout)));
         };
+        strip_trailers(&mut frame);
         this.moved = true;
         Poll::Ready(match frame {
             Some(Ok(frame)) => Some(Ok(frame)),
@@ -360,6 +363,14 @@ impl Drop for AnswerBody {
         {
             ready.release();
         }
+    }
+}
+
+fn strip_trailers(frame: &mut Option<Result<Frame<Bytes>, hyper::Error>>) {
+    if let Some(Ok(frame)) = frame
+        && let Some(trailers) = frame.trailers_mut()
+    {
+        headers::strip_trailers(trailers);
     }
 }
 

@@ -10,6 +10,7 @@ pub mod client;
 pub mod http_text;
 pub mod link;
 pub mod metrics;
+pub mod names;
 pub mod origin;
 pub mod origin_misbehaves;
 #[cfg(test)]

@@ -5,6 +5,7 @@
     reason = "the tests are plain blocking code that measures and waits from outside"
 )]
 
+mod attacks;
 mod bed;
 mod bulk;
 mod ceiling;
@@ -18,10 +19,12 @@ mod drain;
 mod framing;
 mod leaving;
 mod metrics;
+mod operator;
 mod outage;
 mod queue;
 mod ready;
 mod refusals;
+mod reload;
 mod shared_cache;
 mod start;
 mod store;

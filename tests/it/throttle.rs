@@ -9,7 +9,7 @@ use crate::bed::{
     origin::Origin,
     postgres::Postgres,
     recipe::{Recipe, Site},
-    replica::Replica,
+    replica::{Replica, run_paceline},
 };
 
 const HOST: &str = "lh3.googleusercontent.com";
@@ -267,6 +267,149 @@ fn a_post_is_not_sent_again() {
         "the origin's own answer is passed on"
     );
     assert_eq!(pair.origin.timeline("late").count(), 1);
+}
+
+#[test]
+fn three_forbidden_urls_lock_the_destination_everywhere_and_one_command_opens_it() {
+    let keys = ["lockout_status = [403]", "lockout_for = \"10m\""];
+    let pair = Pair::start("4.0", true, &keys);
+    for n in 0..6 {
+        let answer = pair.get(n % 2, "/b/1?id=same&status=403");
+        assert_eq!(answer.status(), 403);
+    }
+    assert_eq!(pair.get(1, "/b/1?id=after").status(), 200);
+    // The other replica has a queue when the third URL is forbidden; it is told by two replicas, two and one.
+    let began = pair.origin.elapsed();
+    let waiting: Vec<Answer> = thread::scope(|scope| {
+        let clients: Vec<_> = (0..40)
+            .map(|n| {
+                let browser = pair.browser(1);
+                scope.spawn(move || browser.get(&format!("/b/1?id=w{n}")).unwrap())
+            })
+            .collect();
+        await_until("a queue", SOON, || {
+            (pair.figure(1, "paceline_queue_depth")? >= 30.0).then_some(())
+        });
+        let urgent = |replica: usize, url: &str| {
+            let target = format!("/b/1?id={url}&status=403");
+            let mut tunnel = pair.browser(replica).tunnel().unwrap();
+            tunnel.get_with(&target, &["Priority: u=0"]).unwrap()
+        };
+        assert_eq!(urgent(0, "one").status(), 403);
+        assert_eq!(urgent(1, "two").status(), 403);
+        clients.into_iter().map(|c| c.join().unwrap()).collect()
+    });
+    let refused: Vec<&Answer> = waiting.iter().filter(|a| a.status() != 200).collect();
+    assert!(
+        refused.len() >= 20,
+        "only {} of 40 were refused",
+        refused.len()
+    );
+    // At once: all 40 would have taken ten seconds.
+    assert!(pair.origin.elapsed() - began < Duration::from_secs(8));
+    for refusal in refused {
+        assert_locked(refusal);
+    }
+    for replica in [0, 1] {
+        assert_locked(&pair.get(replica, "/b/1?id=locked"));
+    }
+    assert_eq!(pair.origin.timeline("locked").count(), 0);
+    await_until("both show it", SOON, || {
+        let locked = [0, 1].map(|r| pair.figure(r, "paceline_locked_out"));
+        (locked == [Some(1.0); 2]).then_some(())
+    });
+
+    // A row that vanishes, or is overwritten, opens nothing, and is put back.
+    let sql = pair.postgres.as_ref().expect("shared").sql();
+    for harm in [
+        "DELETE FROM paceline WHERE cache_key = 'paceline:throttle:google_image'",
+        "UPDATE paceline SET value = 'garbage' WHERE cache_key = 'paceline:throttle:google_image'",
+    ] {
+        sql.run(harm);
+        await_until("it is put back", SOON, || {
+            let rows = sql.number(
+                "SELECT count(*) FROM paceline WHERE cache_key = 'paceline:throttle:google_image' AND value LIKE '0.%lockout%'",
+            );
+            (rows == 1).then_some(())
+        });
+        assert_locked(&pair.get(0, "/b/1?id=locked"));
+    }
+
+    let admin = format!("http://{}", pair.replicas[0].admin_address());
+    let unlocked = run_paceline(
+        pair.site.path(),
+        &["unlock", "google_image", "--admin", &admin],
+    );
+    assert!(unlocked.status.success(), "{}", unlocked.stderr);
+    await_until("both are open", SOON, || {
+        [0, 1]
+            .iter()
+            .all(|r| pair.get(*r, "/b/1?id=open").status() == 200)
+            .then_some(())
+    });
+}
+
+fn assert_locked(refusal: &Answer) {
+    assert_eq!(refusal.status(), 503, "{}", refusal.text());
+    let status = refusal.field("proxy-status").unwrap_or_default();
+    assert!(status.contains("destination_unavailable"), "{status}");
+    let rest: u64 = refusal
+        .field("retry-after")
+        .and_then(|s| s.parse().ok())
+        .expect("whole seconds");
+    assert!((540..=600).contains(&rest), "{rest} s");
+    assert!(refusal.text().contains("403"), "{}", refusal.text());
+}
+
+#[test]
+fn a_lockout_ends_by_itself_and_each_host_has_its_own_where_each_has_a_cursor() {
+    let keys = [
+        "scope = \"host\"",
+        "lockout_status = [403]",
+        "lockout_after = 2",
+        "lockout_for = \"2s\"",
+    ];
+    let (postgres, origin, site) = (
+        Postgres::start(),
+        Origin::tls(&[HOST, "lh4.googleusercontent.com"]),
+        Site::new(),
+    );
+    let mut recipe = Recipe::new().store(&postgres.url()).destination(
+        "google_image",
+        &["*.googleusercontent.com"],
+        "20.0",
+    );
+    for key in keys {
+        recipe = recipe.key(key);
+    }
+    let replica = Replica::start(&site, "r0", &recipe.origin(&origin));
+    let one = replica.browser(&site, HOST);
+    let other = replica.browser(&site, "lh4.googleusercontent.com");
+    for n in 0..2 {
+        let answer = one.get(&format!("/b/1?id=f{n}&status=403")).unwrap();
+        assert_eq!(answer.status(), 403);
+    }
+    assert_eq!(one.get("/b/1?id=locked").unwrap().status(), 503);
+    assert_eq!(other.get("/b/1?id=other").unwrap().status(), 200);
+    await_until("it ends", Duration::from_secs(6), || {
+        (one.get("/b/1?id=open").unwrap().status() == 200).then_some(())
+    });
+    let gap = origin.timeline("open").at()[0] - origin.timeline("f1").at()[0];
+    assert!(gap >= Duration::from_secs(2), "after {gap:?}");
+    // A pause is the whole destination's.
+    let admin = format!("http://{}", replica.admin_address());
+    let order = |words: &[&str]| {
+        let outcome = run_paceline(site.path(), &[words, &["--admin", &admin]].concat());
+        assert!(outcome.status.success(), "{}", outcome.stderr);
+    };
+    order(&["pause", "google_image", "1h"]);
+    for browser in [&one, &other] {
+        assert_eq!(browser.get("/b/1?id=paused").unwrap().status(), 503);
+    }
+    order(&["resume", "google_image"]);
+    for browser in [&one, &other] {
+        assert_eq!(browser.get("/b/1?id=resumed").unwrap().status(), 200);
+    }
 }
 
 #[test]

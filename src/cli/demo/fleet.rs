@@ -104,11 +104,14 @@ impl Fleet {
                 .await??;
             fleet.proxies.push(app.proxy_address);
             let mut stopped = stopped.clone();
-            fleet.running.push(replicas.spawn(app.run_until(async move {
-                // That the sender is gone is an end too.
-                let _ = stopped.wait_for(|stop| *stop).await;
-                "the demo is over"
-            })));
+            fleet.running.push(replicas.spawn(app.run_until(
+                async move {
+                    // That the sender is gone is an end too.
+                    let _ = stopped.wait_for(|stop| *stop).await;
+                    "the demo is over"
+                },
+                |_| None,
+            )));
         }
         Ok(fleet)
     }

@@ -16,6 +16,9 @@ pub const FIELD_LIMIT: usize = 100;
 /// Empty lines before a request line. RFC 9112 section 2.2 tolerates one, for clients that end a body with it.
 const BLANK_LIMIT: u8 = 2;
 
+/// The first byte of a ClientHello (RFC 8446 section 5.1). Some libraries take an https URL of a proxy at its word.
+const TLS_HANDSHAKE: u8 = 0x16;
+
 /// The body that follows a head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Body {
@@ -83,6 +86,7 @@ impl Head {
                 (Some(b'\n'), _) => {
                     return malformed("lines must end with CRLF, not with LF alone");
                 }
+                (Some(TLS_HANDSHAKE), _) if at == 0 => return Err(Error::TlsToPlainPort),
                 (Some(_), _) => {
                     return malformed(
                         "a request head must not hold control characters; send HTTP/1.1",

@@ -189,7 +189,6 @@ fn ambiguous_heads_are_faults() {
         GET.replace("GET", " GET"),
         GET.replace("GET", "G(T"),
         "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".to_owned(),
-        "\x16\x03\x01".to_owned(),
         "\x05\x01\0".to_owned(),
         "SSH-2.0-OpenSSH\r\n".to_owned(),
         "PROXY TCP4 1.2.3.4 5.6.7.8 1 2\r\n".to_owned(),
@@ -256,6 +255,7 @@ fn ambiguous_heads_are_faults() {
             whole(stream.as_bytes())
         );
     }
+    assert_eq!(fault("\x16\x03\x01"), Some(Error::TlsToPlainPort));
     let mut bytes = GET.as_bytes().to_vec();
     bytes[5] = 0xff;
     assert!(fault(bytes).is_some(), "a target that is no UTF-8");

@@ -354,6 +354,23 @@ fn a_slower_pace_holds_from_the_next_slot_but_one() {
 }
 
 #[test]
+fn after_a_change_to_a_faster_pace_nobody_is_refused_for_the_old_one() {
+    let mut b = Bench::new(Settings {
+        interval: SECOND,
+        ..settings()
+    });
+    for client in 0..8 {
+        b.arrive(client, 3, 60 * SECOND).expect("room");
+    }
+    b.run(b.now.plus(2 * SECOND));
+    b.pacer.reconfigure(settings());
+    // Six wait: one slot of the old pace may be held, and the rest takes half a second.
+    b.arrive(9, 3, 3 * SECOND).expect("room at the new pace");
+    let (sent, refused) = b.run(b.now.plus(2 * SECOND));
+    assert_eq!((sent.len(), refused.len()), (7, 0));
+}
+
+#[test]
 fn one_long_gap_does_not_make_the_queue_look_hopeless() {
     let mut b = Bench::new(settings());
     for client in 0..100 {

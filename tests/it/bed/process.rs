@@ -114,11 +114,20 @@ impl Process {
 
     /// The most memory it has had resident, in bytes (`VmHWM`).
     pub fn peak_memory(&self) -> u64 {
+        self.status_bytes("VmHWM:")
+    }
+
+    /// The memory that it has resident, in bytes (`VmRSS`).
+    pub fn memory(&self) -> u64 {
+        self.status_bytes("VmRSS:")
+    }
+
+    fn status_bytes(&self, name: &str) -> u64 {
         let status = read_lossy(Path::new(&format!("/proc/{}/status", self.child.id())));
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let line = status.lines().find_map(|line| line.strip_prefix(name));
         let kibibytes =
             line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
-        kibibytes.expect("VmHWM of a process that runs") * 1024
+        kibibytes.expect("the memory of a process that runs") * 1024
     }
 }
 

@@ -51,6 +51,7 @@ impl Site {
 pub struct Recipe {
     listen: SocketAddr,
     proxy: String,
+    admin: String,
     store: String,
     resolve: String,
     roots: String,
@@ -65,6 +66,7 @@ impl Recipe {
         Recipe {
             listen,
             proxy: empty(),
+            admin: empty(),
             store: empty(),
             resolve: empty(),
             roots: empty(),
@@ -81,6 +83,12 @@ impl Recipe {
     /// A line of `[proxy]`, or a whole table under it.
     pub fn proxy(mut self, line: &str) -> Recipe {
         self.proxy += &format!("{line}\n");
+        self
+    }
+
+    /// The lines of `[admin]`, in the place of a listener on a free port of loopback.
+    pub fn admin(mut self, lines: &str) -> Recipe {
+        self.admin = lines.to_owned();
         self
     }
 
@@ -131,6 +139,12 @@ impl Recipe {
         self
     }
 
+    /// Trusts these PEM certificates as roots of origins.
+    pub fn roots(mut self, pem: &str) -> Recipe {
+        self.roots += pem;
+        self
+    }
+
     /// Connects to `address` for `authority`.
     pub fn resolve(mut self, authority: &str, address: SocketAddr) -> Recipe {
         self.resolve += &format!("{authority:?} = \"{address}\"\n");
@@ -140,9 +154,13 @@ impl Recipe {
     /// Writes the file for a replica called `name`.
     pub fn write(&self, site: &Site, name: &str) -> PathBuf {
         let mut text = format!("[proxy]\nlisten = \"{}\"\n{}", self.listen, self.proxy);
+        let admin = match self.admin.as_str() {
+            "" => "listen = \"127.0.0.1:0\"",
+            lines => lines,
+        };
         let _ = write!(
             text,
-            "[admin]\nlisten = \"127.0.0.1:0\"\n[ca]\ndir = {:?}\n",
+            "[admin]\n{admin}\n[ca]\ndir = {:?}\n",
             site.path().join("certs")
         );
         if !self.store.is_empty() {

@@ -144,6 +144,22 @@ impl Replica {
         self.process.signal(signal);
     }
 
+    /// Gives it another configuration, sends SIGHUP, and waits until it has taken it, or has said that it cannot.
+    pub fn reload(&mut self, site: &Site, name: &str, recipe: &Recipe) {
+        recipe.write(site, name);
+        self.read_again();
+    }
+
+    /// Sends SIGHUP, and waits until the file was read.
+    pub fn read_again(&mut self) {
+        let read = |log: &str| log.matches("reloaded").count();
+        let before = read(&self.stderr());
+        self.signal(Signal::HUP);
+        await_until("the configuration is read again", PATIENCE, || {
+            (read(&self.stderr()) > before).then_some(())
+        });
+    }
+
     /// Waits for its end.
     pub fn await_end(&mut self, patience: Duration) -> ExitStatus {
         self.process.await_end(patience)
@@ -157,6 +173,16 @@ impl Replica {
     /// What it has printed on stderr.
     pub fn stderr(&self) -> String {
         self.process.stderr()
+    }
+
+    /// Its end, if it has ended.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.process.ended()
+    }
+
+    /// The memory that it has resident, in bytes.
+    pub fn memory(&self) -> u64 {
+        self.process.memory()
     }
 
     /// The most memory it has had resident, in bytes.

@@ -63,6 +63,8 @@ pub struct Exchange {
     pub connection: usize,
     /// The head, with its empty line, and as much of the body as the script heard.
     pub text: String,
+    /// Bytes in it, before they were made into text.
+    pub length: usize,
 }
 
 impl Exchange {
@@ -100,6 +102,11 @@ impl Scripted {
         let ca = TestCa::new();
         let tls = TlsAcceptor::from(server_tls(&ca.issue(&[name])));
         Scripted::start(name, Some(ca.root().to_owned()), Some(tls))
+    }
+
+    /// An origin for `name` that does TLS as `tls` says, with the roots that its clients are to trust.
+    pub fn tls_as(name: &str, roots: &str, tls: Arc<rustls::ServerConfig>) -> Scripted {
+        Scripted::start(name, Some(roots.to_owned()), Some(TlsAcceptor::from(tls)))
     }
 
     fn start(name: &str, root: Option<String>, tls: Option<TlsAcceptor>) -> Scripted {
@@ -273,11 +280,12 @@ where
             return Ok(());
         };
         let head = String::from_utf8_lossy(&heard.borrow().bytes[done..end]).into_owned();
-        done = end;
+        let begun = std::mem::replace(&mut done, end);
         let exchange = Exchange {
             at: Instant::now(),
             connection: number,
             text: head,
+            length: end - begun,
         };
         let steps = {
             let scripts = book.scripts.lock().expect("no panic under the lock");
@@ -307,6 +315,7 @@ where
                             String::from_utf8_lossy(&heard.borrow().bytes[done..end]).into_owned();
                         let mut exchanges = book.exchanges.lock().expect("no panic under the lock");
                         exchanges[index].text.push_str(&more);
+                        exchanges[index].length += end - done;
                         done = end;
                     }
                     None => return Ok(()),
