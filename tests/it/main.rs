@@ -15,6 +15,7 @@ mod cursor_sql;
 mod demo;
 mod deploy;
 mod destinations;
+mod doctor;
 mod drain;
 mod framing;
 mod leaving;
