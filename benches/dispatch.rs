@@ -150,7 +150,7 @@ async fn lanes_at(interval: Nanos, lanes: u64) -> Vec<Nanos> {
                 ceiling: 1e6,
             },
             (settings, Rules::default()),
-            Store::Memory,
+            Store::Memory(Default::default()),
             alarm.clone(),
             voided.clone(),
             None,

@@ -222,7 +222,7 @@ impl Admin {
             .map(|d| (d.figures().name().clone(), d.standing(now)))
             .collect();
         let among = match &self.store {
-            Store::Memory => Among {
+            Store::Memory(_) => Among {
                 live: 1,
                 ..Among::default()
             },

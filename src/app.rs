@@ -31,7 +31,7 @@ use crate::{
     rules::{InForce, Rules},
     service,
     shares::Shares,
-    store::{Store, postgres::Postgres},
+    store::{Store, memory, postgres::Postgres},
     upstream::Upstream,
 };
 
@@ -77,6 +77,14 @@ impl App {
     /// # Errors
     /// Anything that keeps the replica from serving, with what to change.
     pub async fn new(config: Config) -> Result<App> {
+        App::sharing(config, memory::Cursors::default()).await
+    }
+
+    /// As [`App::new`]; without Postgres the cursors are those given, which other replicas in this process may share.
+    ///
+    /// # Errors
+    /// As [`App::new`].
+    pub async fn sharing(config: Config, cursors: memory::Cursors) -> Result<App> {
         let hangups = Hangups::listen()?;
         if let Some(line) = opaque(&config) {
             bail!(line);
@@ -104,14 +112,14 @@ impl App {
             (proxy_listener.local_addr()?, admin_listener.local_addr()?);
         reach.set_own(vec![proxy_address, admin_address]);
         let store = match &config.store {
-            None => Store::Memory,
+            None => Store::Memory(cursors),
             Some(settings) => {
                 let ceilings = ceilings(&config.destinations);
                 Store::Postgres(Postgres::start(settings, ceilings, metrics.clone())?)
             }
         };
         match &store {
-            Store::Memory => metrics.store_up(true),
+            Store::Memory(_) => metrics.store_up(true),
             Store::Postgres(postgres) => {
                 if !postgres.wait_until_up(STORE_PATIENCE).await {
                     tracing::warn!(
@@ -186,6 +194,18 @@ impl App {
     /// # Errors
     /// The signal handlers cannot be installed.
     pub async fn run(self, env: fn(&str) -> Option<String>) -> Result<()> {
+        self.run_until(drain::asked_to_stop()?, env).await
+    }
+
+    /// As [`App::run`], until `stop` resolves with the reason; a signal then ends it at once.
+    ///
+    /// # Errors
+    /// The signal handlers cannot be installed.
+    pub async fn run_until(
+        self,
+        stop: impl Future<Output = &'static str>,
+        env: fn(&str) -> Option<String>,
+    ) -> Result<()> {
         let serving_at = format!(
             "proxy on {}, admin on {}",
             self.proxy_address, self.admin_address
@@ -201,7 +221,6 @@ impl App {
             signal,
             ..
         } = self;
-        let stop = drain::asked_to_stop()?;
         let (store, metrics) = (admin.store.clone(), proxy.metrics.clone());
         // The admin listener serves to the end: it must tell that the replica drains.
         tokio::spawn(admin::run(admin_listener, admin));

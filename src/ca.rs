@@ -18,7 +18,7 @@ mod resumption;
 #[cfg(test)]
 mod testing;
 
-pub use bundle::{bundle_pem, write_bundle};
+pub use bundle::{WELL_KNOWN_ROOTS, bundle_pem, write_bundle};
 pub use constraints::{Constraints, NameRules};
 pub use error::CaError;
 pub use files::{Files, ISSUER_CERTIFICATE, ISSUER_KEY, ROOT_CERTIFICATE, ROOT_KEY};

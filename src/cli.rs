@@ -9,12 +9,14 @@ use clap::{Parser, Subcommand};
 pub mod admin;
 pub mod ca;
 pub mod check;
+pub mod demo;
+pub mod doctor;
 pub mod env;
 pub mod health;
 pub mod status;
 
 /// Everything that may be typed after `paceline`.
-#[derive(Clone, Debug, PartialEq, Eq, Parser)]
+#[derive(Clone, Debug, PartialEq, Parser)]
 #[command(
     name = "paceline",
     version,
@@ -38,7 +40,7 @@ impl Cli {
 }
 
 /// The subcommands.
-#[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
+#[derive(Clone, Debug, PartialEq, Subcommand)]
 pub enum Command {
     /// Serve (the default); Ctrl-C or SIGTERM drains
     Run,
@@ -58,6 +60,9 @@ pub enum Command {
     /// What a running replica is asked for, by its admin listener
     #[command(flatten)]
     Operate(Operate),
+    /// What needs no configuration
+    #[command(flatten)]
+    Alone(Alone),
 }
 
 /// The subcommands that a running replica carries out. They mean all replicas, whichever is asked.
@@ -132,6 +137,15 @@ impl Operate {
             | Operate::Forget { at, .. } => at,
         }
     }
+}
+
+/// The subcommands that read no configuration.
+#[derive(Clone, Debug, PartialEq, Subcommand)]
+pub enum Alone {
+    /// Show what it is for: replicas, workers and an origin on this machine, with paceline and without
+    Demo(demo::Options),
+    /// Run in a worker: which proxy and trust settings its clients will honour, and whether there is a way round
+    Doctor(doctor::Options),
 }
 
 /// What `paceline ca` can do.
@@ -266,6 +280,17 @@ mod tests {
     }
 
     #[test]
+    fn a_demo_is_kept_within_what_can_be_shown() {
+        let Command::Alone(Alone::Demo(demo)) = typed("paceline demo").unwrap().0 else {
+            panic!("not a demo");
+        };
+        assert_eq!((demo.rate.per_second, demo.seconds), (7.0, 10));
+        assert_eq!((demo.replicas, demo.workers), (3, 12));
+        let url = typed("paceline demo --store-url postgres://u:secret@h/d").unwrap();
+        assert!(!format!("{url:?}").contains("secret"));
+    }
+
+    #[test]
     fn mistakes_of_usage_exit_with_2_and_help_with_0() {
         for line in [
             "paceline ca",
@@ -279,6 +304,13 @@ mod tests {
             "paceline resume",
             "paceline status d",
             "paceline --config",
+            "paceline demo --seconds 0",
+            "paceline demo --replicas 0",
+            "paceline demo --workers 201",
+            "paceline demo --rate 1000",
+            "paceline demo 7",
+            "paceline doctor --url http://a.test/",
+            "paceline doctor a.test",
         ] {
             assert_eq!(typed(line).unwrap_err().exit_code(), 2, "{line}");
         }

@@ -87,7 +87,7 @@ pub struct Destination {
 impl Destination {
     fn new(config: config::Destination, ground: Ground) -> Self {
         let mode = match &ground.store {
-            Store::Memory => Mode::Embedded,
+            Store::Memory(_) => Mode::Embedded,
             Store::Postgres(_) => Mode::Shared,
         };
         let mut destination = Destination {
@@ -208,7 +208,7 @@ impl Destination {
             Some(host) => format!("{}/{host}", self.name()),
         };
         let (key, throttle_key) = match &self.ground.store {
-            Store::Memory => (cursor.clone(), cursor.clone()),
+            Store::Memory(_) => (cursor.clone(), cursor.clone()),
             Store::Postgres(store) => (store.key(&cursor), store.throttle_key(&cursor)),
         };
         if throttle_key.chars().count() > config::KEY_LIMIT {

@@ -19,8 +19,11 @@ fn env(name: &str) -> Option<String> {
 
 fn main() -> ExitCode {
     let typed = cli::Cli::parse();
-    let config = Config::load(typed.config.as_deref(), &env);
     let command = typed.chosen();
+    if let cli::Command::Alone(command) = &command {
+        return alone(command, typed.config.is_some());
+    }
+    let config = Config::load(typed.config.as_deref(), &env);
     if command == cli::Command::Check {
         return check(cli::check::check(config));
     }
@@ -48,7 +51,7 @@ fn main() -> ExitCode {
         }
         cli::Command::Health { at } => health(&config, &at),
         cli::Command::Operate(operate) => operate_on(&config, &operate),
-        cli::Command::Check => Ok(()),
+        cli::Command::Check | cli::Command::Alone(_) => Ok(()),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -102,6 +105,32 @@ async fn operate_on(config: &Config, operate: &cli::Operate) -> anyhow::Result<(
 async fn health(config: &Config, at: &cli::At) -> anyhow::Result<()> {
     let listener = cli::admin::AdminListener::new(at, &config.admin, &env)?;
     print(listener.health().await)
+}
+
+#[tokio::main]
+async fn alone(command: &cli::Alone, config: bool) -> ExitCode {
+    if config {
+        eprintln!("paceline: this command reads no configuration; leave out --config");
+        return ExitCode::from(2);
+    }
+    // What replicas log would get between the lines of a demo, unless it is asked for.
+    if env("PACELINE_LOG").is_some() {
+        log::start(&env);
+    }
+    let done = match command {
+        cli::Alone::Demo(options) => cli::demo::run(options, &env).await,
+        cli::Alone::Doctor(options) => cli::doctor::run(options, &env)
+            .await
+            .and_then(|(report, is_well)| print(Ok::<_, anyhow::Error>(report)).map(|()| is_well)),
+    };
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(e) => {
+            eprintln!("paceline: {e:#}");
+            ExitCode::from(if e.is::<cli::doctor::Usage>() { 2 } else { 1 })
+        }
+    }
 }
 
 #[tokio::main(flavor = "current_thread")]

@@ -10,8 +10,8 @@ use std::sync::Arc;
 /// Where the cursors are kept.
 #[derive(Clone, Debug)]
 pub enum Store {
-    /// In this process; each lane keeps its own.
-    Memory,
+    /// In this process.
+    Memory(memory::Cursors),
     /// In Postgres, shared by all replicas.
     Postgres(Arc<postgres::Postgres>),
 }

@@ -25,7 +25,7 @@ use crate::{
 pub(super) fn status(admin: &Admin, history: bool) -> Value {
     let (now, rules) = (LocalTime::now(), admin.proxy.in_force.now());
     let (store, replicas) = match &admin.store {
-        Store::Memory => (
+        Store::Memory(_) => (
             json!({"kind": "embedded", "up": true, "degraded": false}),
             Vec::new(),
         ),
@@ -82,7 +82,7 @@ fn destination(admin: &Admin, destination: &Arc<Destination>, now: LocalTime) ->
     let (s, config) = (destination.standing(now), destination.config());
     let mode = match &admin.store {
         _ if config.dry_run => "dry_run",
-        Store::Memory => "embedded",
+        Store::Memory(_) => "embedded",
         Store::Postgres(store) => match store.membership().terms(&config.name, now) {
             Terms::Shared { .. } => "shared",
             Terms::Alone(_) => "degraded",

@@ -22,7 +22,7 @@ const BUNDLE: &str = "bundle.pem";
 /// The first line of what we write: by it we know a bundle of our own again, whatever its name.
 const MARK: &str = "# Made by paceline: the system's roots, then paceline's own.";
 /// Where systems keep their roots: Debian and Alpine, Fedora, SUSE, FreeBSD, OpenBSD and macOS.
-const WELL_KNOWN: [&str; 5] = [
+pub const WELL_KNOWN_ROOTS: [&str; 5] = [
     "/etc/ssl/certs/ca-certificates.crt",
     "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
     "/etc/ssl/ca-bundle.pem",
@@ -91,7 +91,7 @@ fn system_roots(env: &dyn Fn(&str) -> Option<OsString>) -> Vec<CertificateDer<'s
     if file.is_some() || dir.is_some() {
         return load_certs_from_paths(file.as_deref(), dir.as_deref()).certs;
     }
-    let well_known = WELL_KNOWN
+    let well_known = WELL_KNOWN_ROOTS
         .iter()
         .map(|path| load_certs_from_paths(Some(Path::new(path)), None).certs);
     well_known

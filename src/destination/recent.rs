@@ -31,7 +31,7 @@ impl Destination {
             .unwrap_or_else(PoisonError::into_inner)
             .per_second(now);
         let all_replicas = match &self.ground.store {
-            Store::Memory => this_replica.iter().copied().map(Some).collect(),
+            Store::Memory(_) => this_replica.iter().copied().map(Some).collect(),
             Store::Postgres(store) => store.membership().per_second(self.name(), now),
         };
         PerSecond {

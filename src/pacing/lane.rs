@@ -82,7 +82,7 @@ struct Core {
     /// The configured one, in requests per second.
     ceiling: f64,
     waiters: HashMap<Id, Waiter>,
-    memory: memory::Cursor,
+    memory: memory::Held,
     course: Course,
     tracker: Tracker,
     /// A write of the throttle's state is under way; and one that failed is not tried again before this.
@@ -134,11 +134,15 @@ impl Lane {
         voided: Arc<AtomicU64>,
         above: Option<Arc<Lane>>,
     ) -> Arc<Self> {
+        let memory = match &store {
+            Store::Memory(cursors) => cursors.find(&name.key),
+            Store::Postgres(_) => memory::Held::default(),
+        };
         let core = Core {
             pacer: Pacer::new(settings),
             ceiling: name.ceiling,
             waiters: HashMap::new(),
-            memory: memory::Cursor::default(),
+            memory,
             course: Course::default(),
             tracker: Tracker::new(rules),
             writing: false,
@@ -210,7 +214,7 @@ impl Lane {
         let now = LocalTime::now();
         core.pacer.is_idle()
             && !core.driving
-            && core.memory.has_passed(now)
+            && core.memory.lock().has_passed(now)
             && core.tracker.is_neutral()
     }
 
@@ -231,8 +235,9 @@ impl Lane {
                 }
                 Action::Refuse(id, refusal) => core.tell(id, Turn::Refused(refusal)),
                 Action::Reserve(ask) => match &self.store {
-                    Store::Memory => {
+                    Store::Memory(_) => {
                         let Core { pacer, memory, .. } = core;
+                        let mut memory = memory.lock();
                         let granted = memory.reserve(now, &ask);
                         pacer.granted(now, granted, memory.clock());
                     }
@@ -287,7 +292,7 @@ impl Lane {
 
     fn moment(&self, now: LocalTime) -> Moment {
         let offset = match &self.store {
-            Store::Memory => Some(0),
+            Store::Memory(_) => Some(0),
             Store::Postgres(store) => store
                 .with_clock(|clock| clock.to_store(now, now))
                 .map(|there| there.0.saturating_sub(now.0)),
@@ -302,7 +307,7 @@ impl Lane {
         }
         let mut episode = core.tracker.episode();
         match &self.store {
-            Store::Memory => core.tracker.settle_alone(),
+            Store::Memory(_) => core.tracker.settle_alone(),
             Store::Postgres(_) if core.course.is_alone() => {}
             Store::Postgres(_) => episode = core.tracker.row_episode(),
         }
@@ -339,7 +344,7 @@ impl Lane {
 
     /// Whether all that is known here of the throttle is in the store, if there is one.
     pub fn is_told(&self) -> bool {
-        matches!(self.store, Store::Memory) || self.lock().tracker.is_settled()
+        matches!(self.store, Store::Memory(_)) || self.lock().tracker.is_settled()
     }
 
     /// What is in force.
