@@ -4,7 +4,11 @@ use std::collections::HashSet;
 
 use proptest::prelude::*;
 
-use super::*;
+use super::{
+    actions::{CONNECTING_LIMIT, READY_AHEAD},
+    *,
+};
+use crate::pacing::{cursor::Ask, queue::Urgency};
 use crate::store::memory;
 
 type Refused = Vec<(Id, Refusal)>;
