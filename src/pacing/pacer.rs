@@ -31,7 +31,7 @@ pub struct Pacer {
     near: BTreeSet<Place>,
     ready: BTreeSet<Place>,
     far: BTreeSet<Place>,
-    /// Those told to connect less than [`SLOW_CONNECT`] ago and not ready, by when they were told.
+    /// Those told to connect less than `SLOW_CONNECT` ago and not ready, by when they were told.
     young: BTreeSet<(LocalTime, Place)>,
     deadlines: BTreeSet<(LocalTime, Id)>,
     slots: VecDeque<Slot>,

@@ -60,13 +60,13 @@ impl Slot {
 /// What the shell has to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// This request is near: make its upstream connection ready, then call [`Pacer::ready`].
+    /// This request is near: make its upstream connection ready, then call [`super::Pacer::ready`].
     Connect(Id),
     /// Send this request now, in this slot; it has left the queue.
     Dispatch(Dispatched, Slot),
     /// Answer this request with a refusal; it has left the queue.
     Refuse(Id, Refusal),
-    /// Ask the store for slots, then call [`Pacer::granted`] or [`Pacer::failed`].
+    /// Ask the store for slots, then call [`super::Pacer::granted`] or [`super::Pacer::failed`].
     Reserve(Ask),
 }
 
