@@ -3,6 +3,7 @@
 //! It is a listener of its own so that it cannot be reached by way of the proxy, and so that a flood of workers does
 //! not keep the operator out. Changes are POSTs, from loopback or with the token.
 
+mod page;
 pub mod status;
 
 use std::{
@@ -87,7 +88,7 @@ impl Admin {
             return response;
         }
         if request.method() != Method::POST {
-            return self.show(path);
+            return self.show(path, request.uri().query().unwrap_or_default());
         }
         let rules = self.proxy.in_force.now();
         if !may_change(
@@ -185,7 +186,7 @@ impl Admin {
         Ok(format!("{replica} is forgotten; its number is free"))
     }
 
-    fn show(&self, path: &str) -> Response<Full<Bytes>> {
+    fn show(&self, path: &str, query: &str) -> Response<Full<Bytes>> {
         match path {
             "/metrics" => typed(
                 StatusCode::OK,
@@ -202,13 +203,13 @@ impl Admin {
             "/status" => typed(
                 StatusCode::OK,
                 "application/json",
-                format!("{:#}\n", status::status(self)),
+                match argument(query, "history") {
+                    // Its lists would have a line for each second.
+                    Some(_) => format!("{}\n", status::status(self, true)),
+                    None => format!("{:#}\n", status::status(self, false)),
+                },
             ),
-            "/" => typed(
-                StatusCode::OK,
-                "text/html; charset=utf-8",
-                status::page(&status::status(self)),
-            ),
+            "/" => page::respond(&status::status(self, true)),
             _ => text(StatusCode::OK, "alive\n"),
         }
     }

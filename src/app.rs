@@ -21,7 +21,7 @@ use crate::{
     ca::{self, Constraints, Issuer, Leaves},
     cli::env::Worker,
     config::{self, Config, TlsMode, host_name},
-    destination::{Destinations, Ground},
+    destination::{Destinations, Ground, QUEUE_LIMIT, QUEUE_SHARE},
     drain::{self, Drain, Hangups, Signal},
     listener,
     metrics::Metrics,
@@ -30,12 +30,16 @@ use crate::{
     proxy::{Proxy, auth::Credentials},
     rules::{InForce, Rules},
     service,
+    shares::Shares,
     store::{Store, memory, postgres::Postgres},
     upstream::Upstream,
 };
 
 /// How long the first connection to the store is waited for before serving without it.
 const STORE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// Files that are not clients' or origins'.
+const FILES_APART: usize = 64;
 
 /// How long the last refusals may take to reach their clients.
 const LAST_ANSWERS: Duration = Duration::from_secs(1);
@@ -87,8 +91,18 @@ impl App {
         }
         let leaves = Arc::new(certificates(&config)?);
         let metrics = Metrics::new();
-        metrics.ca_expiry(since_epoch(leaves.issuer().not_after()));
+        expiry(&metrics, &leaves, &config);
         metrics.reloaded(Some(since_epoch(SystemTime::now())));
+        let (room, line) = room_for(config.proxy.max_connections);
+        for line in line.iter().chain(&open_to_many(&config)) {
+            tracing::warn!("{line}");
+        }
+        let share = config.proxy.share(room);
+        metrics.limit("connections", room);
+        metrics.limit("connections_per_client", share);
+        metrics.limit("tunnels_per_client", share);
+        metrics.limit("queued", QUEUE_LIMIT);
+        metrics.limit("queued_per_client", QUEUE_SHARE);
         let reach = Reach::new(&config.proxy.allow_upstreams);
         let upstream =
             Upstream::new(&config.upstream, reach.clone()).map_err(anyhow::Error::msg)?;
@@ -131,7 +145,11 @@ impl App {
                 config,
             }),
             upstream,
+            room,
+            connections: Shares::new(share),
+            tunnels: Shares::new(share),
             metrics,
+            unsigned: Default::default(),
             untrusting: Default::default(),
             client_keys: Default::default(),
         });
@@ -287,6 +305,16 @@ pub fn opaque(config: &Config) -> Option<String> {
     ))
 }
 
+/// A line for what is open to more than this machine, and may be meant so.
+pub fn open_to_many(config: &Config) -> Option<String> {
+    let listen = config.admin.listen;
+    (!listen.ip().to_canonical().is_loopback() && config.admin.token.is_none()).then(|| {
+        format!(
+            "admin.listen {listen}: whoever reaches it can read metrics and status (changes are taken from loopback only); keep it inside a network that you trust"
+        )
+    })
+}
+
 /// A line for each destination whose hosts the issuer may not sign for.
 pub fn uncovered(config: &Config, issuer: &Issuer) -> Vec<String> {
     let lacks = |d: &&config::Destination| {
@@ -318,6 +346,46 @@ fn since_epoch(at: SystemTime) -> f64 {
         .map_or(0.0, |d| d.as_secs_f64())
 }
 
+/// How many connections there is room for, of `wanted`, and a line where that is fewer. A connection of a client may need
+/// another to an origin; some files are for the store, the operator and the log.
+fn room_for(wanted: usize) -> (usize, Option<String>) {
+    use rustix::process::{Resource, getrlimit};
+    let Some(files) = getrlimit(Resource::Nofile).current else {
+        return (wanted, None);
+    };
+    let room = usize::try_from(files / 2).unwrap_or(usize::MAX);
+    let room = room.saturating_sub(FILES_APART).max(1);
+    let line = (wanted > room).then(|| {
+        format!(
+            "max_connections is {room} and not {wanted}, for {files} files may be open (two for each connection); raise that limit (ulimit -n, LimitNOFILE)"
+        )
+    });
+    (wanted.min(room), line)
+}
+
+/// Shows when the CA's certificates end.
+fn expiry(metrics: &Metrics, leaves: &Leaves, config: &Config) {
+    metrics.ca_expiry("issuer", since_epoch(leaves.issuer().not_after()));
+    // A replica may lack the root's certificate; it needs it for nothing but this and the bundle.
+    if let Ok(root) = ca::Certificate::load_root(&config.ca.dir) {
+        metrics.ca_expiry("root", since_epoch(root.not_after));
+    }
+}
+
+/// Keeps memory, with the keys in it, out of core files and away from other processes of this user.
+pub fn keep_no_core() {
+    use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
+    let none = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    let done = setrlimit(Resource::Core, none)
+        .and_then(|()| set_dumpable_behavior(DumpableBehavior::NotDumpable));
+    if let Err(e) = done {
+        tracing::warn!("core files stay possible: {e}; set LimitCORE=0 for this service");
+    }
+}
+
 /// Lets this process hold as many connections as the system allows: the usual soft limit of 1,024 files is fewer than
 /// one fleet of workers has.
 pub fn raise_file_limit() {
@@ -326,5 +394,39 @@ pub fn raise_file_limit() {
     limit.current = limit.maximum;
     if let Err(e) = setrlimit(Resource::Nofile, limit) {
         tracing::warn!("the limit of open files stays as it is: {e}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_process_cannot_be_dumped() {
+        use rustix::process::{DumpableBehavior, Resource, dumpable_behavior, getrlimit};
+        keep_no_core();
+        assert_eq!(
+            dumpable_behavior().ok(),
+            Some(DumpableBehavior::NotDumpable)
+        );
+        assert_eq!(getrlimit(Resource::Core).maximum, Some(0));
+    }
+
+    #[test]
+    fn no_more_connections_are_accepted_than_there_are_files_for() {
+        let wanted = usize::MAX / 4;
+        let (room, line) = room_for(wanted);
+        let line = line.expect("no machine has so many files");
+        assert!(
+            line.contains(&format!("max_connections is {room} and not {wanted}")),
+            "{line}"
+        );
+        assert!(room < wanted);
+        assert_eq!(room_for(1), (1, None));
+        let proxy = Config::load(None, &|_| None).expect("the defaults").proxy;
+        assert_eq!(
+            (proxy.share(10_000), proxy.share(600), proxy.share(1)),
+            (5_000, 512, 1)
+        );
     }
 }

@@ -64,6 +64,8 @@ pub struct Proxy {
     pub max_wait: Duration,
     /// Connections of clients at one time.
     pub max_connections: usize,
+    /// Of these, how many one client may have; `None`: see [`Proxy::share`].
+    pub max_connections_per_client: Option<usize>,
     /// How long a stop may take before open requests are cut; up to an hour.
     pub drain: Duration,
     /// What happens to hosts that no destination governs.
@@ -76,6 +78,15 @@ pub struct Proxy {
     pub allow_upstreams: Vec<ipnet::IpNet>,
     /// `[proxy.auth]`; `None`: no credentials are asked for.
     pub auth: Option<Auth>,
+}
+
+impl Proxy {
+    /// How many connections one client may have, and how many tunnels one user, where there is `room` for so many in all.
+    pub fn share(&self, room: usize) -> usize {
+        let default = room.div_ceil(2).max(default::LEAST_SHARE);
+        let share = self.max_connections_per_client.unwrap_or(default);
+        share.min(room)
+    }
 }
 
 /// An entry of `allow_clients`.

@@ -1,10 +1,11 @@
 //! One destination at work: its lanes, its figures, and what answers mean to it.
 //!
 //! Which destination governs a host is in `destination/governing.rs`, what an operator can do to one in
-//! `destination/operate.rs`.
+//! `destination/operate.rs`, its last minutes in `destination/recent.rs`.
 
 mod governing;
 mod operate;
+mod recent;
 
 use std::{
     collections::HashMap,
@@ -31,15 +32,20 @@ use crate::{
         lane::{Departure, Lane, Name},
         observed::Observed,
         pacer::{Cause, Refusal, Settings},
+        queue::Client,
         throttle::{self, Regime, Rules, tracker::Event},
         time::{LocalTime, Nanos, SECOND, nanos, seconds},
+        waits::Waits,
     },
+    shares::{Share, Shares},
     store::{Store, memory},
     upstream::Target,
 };
 
 /// Requests that may wait for one cursor in one replica.
-const QUEUE_LIMIT: usize = 10_000;
+pub const QUEUE_LIMIT: usize = 10_000;
+/// Requests of one client that may wait at one destination: half of a queue, so that none can fill it.
+pub const QUEUE_SHARE: usize = QUEUE_LIMIT / 2;
 /// Hosts that may have cursors of their own at once, for one destination in one replica.
 const LANE_LIMIT: usize = 10_000;
 /// An answer that slows everybody down is passed on when the others can know of it, or after this long: whoever has
@@ -68,7 +74,10 @@ pub struct Destination {
     /// The lane of the destination's own cursor; with a cursor per host it paces nobody, and its pauses are everybody's.
     whole: Option<Arc<Lane>>,
     lanes: Mutex<HashMap<Option<Host>, Arc<Lane>>>,
+    /// Requests that wait, by client.
+    queued: Arc<Shares>,
     observed: Mutex<Observed>,
+    waits: Mutex<Waits>,
     voided: Arc<AtomicU64>,
     voided_seen: AtomicU64,
     /// What `dry_run` would have made requests wait for.
@@ -87,7 +96,9 @@ impl Destination {
             ground,
             whole: None,
             lanes: Mutex::default(),
+            queued: Shares::new(QUEUE_SHARE),
             observed: Mutex::default(),
+            waits: Mutex::default(),
             voided: Arc::default(),
             voided_seen: AtomicU64::new(0),
             imagined: Mutex::default(),
@@ -135,6 +146,14 @@ impl Destination {
     /// Its counters.
     pub fn figures(&self) -> &DestinationFigures {
         &self.figures
+    }
+
+    /// A place among the requests of `client` that may wait here, held while one does.
+    ///
+    /// # Errors
+    /// As many wait as may.
+    pub fn queue_share(&self, client: Client) -> Result<Share, Error> {
+        self.queued.take(client).ok_or(Error::Share)
     }
 
     /// The lane of the cursor that `host` shares.
@@ -230,8 +249,10 @@ impl Destination {
 
     /// A request that arrived at `arrived` went out in a slot.
     pub fn dispatched(&self, departure: &Departure, arrived: LocalTime) {
+        let wait = departure.at().since(arrived);
+        self.waited(departure.at(), wait);
         self.figures.dispatched(
-            seconds(departure.at().since(arrived)),
+            seconds(wait),
             seconds(departure.lateness()),
             departure.is_alone(),
         );
@@ -330,6 +351,7 @@ impl Destination {
             imagined.reserve(now, &ask);
         }
         drop(imagined);
+        self.waited(now, wait);
         self.figures.dispatched_dry(seconds(wait));
         self.observed
             .lock()

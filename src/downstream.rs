@@ -35,7 +35,7 @@ use crate::{
 };
 
 /// A request head must be complete this long after its first byte, and the first byte of all after the connection.
-const HEAD_DEADLINE: Duration = Duration::from_secs(10);
+pub const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 /// A kept-alive connection may wait this long for its next request: longer than any client keeps its own.
 const IDLE_DEADLINE: Duration = Duration::from_secs(600);
 
@@ -126,6 +126,14 @@ where
         let step = std::future::poll_fn(|cx| match Pin::new(&mut connection).poll(cx) {
             Poll::Ready(end) => Poll::Ready(Step::Ended(end)),
             Poll::Pending if !looking && watch.is_inattentive() => Poll::Ready(Step::Look),
+            Poll::Pending if watch.phase() == Phase::Head => {
+                let head = (Phase::Head, watch.served());
+                if head == (seen.0, seen.1) {
+                    Poll::Pending
+                } else {
+                    Poll::Ready(Step::Head(head.1))
+                }
+            }
             Poll::Pending => Poll::Pending,
         });
         tokio::select! {
@@ -147,6 +155,11 @@ where
                     return None;
                 }
                 Step::Look => looking = true,
+                // A head that does not come whole has a time of its own, from its first byte.
+                Step::Head(number) => {
+                    (seen, since) = ((Phase::Head, number, false), Instant::now());
+                    round.as_mut().reset(since + HEAD_DEADLINE);
+                }
             },
             () = leave.as_mut(), if !draining => {
                 draining = true;
@@ -206,6 +219,8 @@ enum Step {
     Ended(hyper::Result<()>),
     /// Nobody reads the client's bytes any more.
     Look,
+    /// A part of a head has come, behind so many requests.
+    Head(u64),
 }
 
 /// Says that we are done, then reads and forgets what the peer still sends, until it closes too. Closing with unread
@@ -213,7 +228,8 @@ enum Step {
 async fn linger<I: AsyncRead + AsyncWrite + Unpin>(mut stream: I) {
     // The codec has done so already, but not after a CONNECT or an upgrade: it leaves the stream to its caller then.
     let _ = timeout(LINGER_DEADLINE, stream.shutdown()).await;
-    let mut scrap = [0; 4096];
+    // Not in the future: each connection would carry it from its beginning.
+    let mut scrap = vec![0; 4096];
     let drained = async {
         for _ in 0..LINGER_READS {
             if !matches!(stream.read(&mut scrap).await, Ok(1..)) {

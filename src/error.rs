@@ -38,6 +38,13 @@ pub enum Error {
     PortDenied,
     /// The address is private, loopback or otherwise not for fetching.
     AddressDenied,
+    /// Too many wrong log-ins came from this address of late.
+    Guessing {
+        /// After how long the next may be tried.
+        retry_after: Nanos,
+    },
+    /// The client did not go on with its request's body.
+    BodyTimeout,
     /// The user of this tunnel is gone, or has other credentials by now.
     Withdrawn,
     /// The request came by way of this proxy already, or is for it.
@@ -49,6 +56,8 @@ pub enum Error {
     Draining,
     /// As many connections are open as may be.
     Connections,
+    /// This client holds as much as one client may.
+    Share,
     // The origin's doing.
     /// The name has no address, or the resolver failed.
     Dns,
@@ -73,6 +82,8 @@ pub enum Error {
     // Ours.
     /// The CA cannot sign for this host.
     NotCovered,
+    /// The CA's issuer is before or after its time, so that it signs nothing.
+    CaOutOfTime,
 }
 
 impl Error {
@@ -85,6 +96,8 @@ impl Error {
             | Error::AddressDenied
             | Error::Withdrawn => StatusCode::FORBIDDEN,
             Error::CredentialsNeeded => StatusCode::PROXY_AUTHENTICATION_REQUIRED,
+            Error::Guessing { .. } => StatusCode::TOO_MANY_REQUESTS,
+            Error::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
             Error::Malformed(_) | Error::ProxyHeader | Error::TlsToPlainPort => {
                 StatusCode::BAD_REQUEST
             }
@@ -97,7 +110,9 @@ impl Error {
                 ..
             }) => StatusCode::SERVICE_UNAVAILABLE,
             Error::Paced(_) => refusal,
-            Error::Draining | Error::Connections => StatusCode::SERVICE_UNAVAILABLE,
+            Error::Draining | Error::Connections | Error::Share | Error::CaOutOfTime => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             Error::DnsTimeout | Error::ConnectTimeout | Error::ResponseTimeout => {
                 StatusCode::GATEWAY_TIMEOUT
             }
@@ -120,7 +135,8 @@ impl Error {
             | Error::HostDenied
             | Error::PortDenied
             | Error::Withdrawn
-            | Error::CredentialsNeeded => "http_request_denied",
+            | Error::CredentialsNeeded
+            | Error::Guessing { .. } => "http_request_denied",
             Error::AddressDenied => "destination_ip_prohibited",
             Error::Malformed(_)
             | Error::TlsToPlainPort
@@ -128,6 +144,7 @@ impl Error {
             | Error::TargetTooLong
             | Error::HeadTooLarge
             | Error::UnknownCoding
+            | Error::BodyTimeout
             | Error::Misdirected => "http_request_error",
             Error::Loop => "proxy_loop_detected",
             Error::Paced(Refusal {
@@ -135,7 +152,7 @@ impl Error {
                 ..
             })
             | Error::Draining => "destination_unavailable",
-            Error::Paced(_) | Error::Connections => "connection_limit_reached",
+            Error::Paced(_) | Error::Connections | Error::Share => "connection_limit_reached",
             Error::Dns => "dns_error",
             Error::DnsTimeout => "dns_timeout",
             Error::ConnectRefused => "connection_refused",
@@ -146,7 +163,7 @@ impl Error {
             Error::Terminated => "connection_terminated",
             Error::BadResponse => "http_protocol_error",
             Error::ResponseTimeout => "connection_read_timeout",
-            Error::NotCovered => "proxy_configuration_error",
+            Error::NotCovered | Error::CaOutOfTime => "proxy_configuration_error",
         }
     }
 
@@ -156,6 +173,8 @@ impl Error {
             Error::ClientDenied => "client_denied",
             Error::ProxyHeader => "proxy_header",
             Error::CredentialsNeeded => "credentials_needed",
+            Error::Guessing { .. } => "guessing",
+            Error::BodyTimeout => "body_timeout",
             Error::Malformed(_) => "malformed",
             Error::TlsToPlainPort => "tls_to_plain_port",
             Error::TargetTooLong => "target_too_long",
@@ -189,6 +208,7 @@ impl Error {
             }) => "paused",
             Error::Draining => "draining",
             Error::Connections => "connections",
+            Error::Share => "share",
             Error::Dns => "dns",
             Error::DnsTimeout => "dns_timeout",
             Error::ConnectRefused => "connect_refused",
@@ -200,6 +220,7 @@ impl Error {
             Error::BadResponse => "bad_response",
             Error::ResponseTimeout => "response_timeout",
             Error::NotCovered => "not_covered",
+            Error::CaOutOfTime => "ca_out_of_time",
         }
     }
 
@@ -211,6 +232,13 @@ impl Error {
             }
             Error::ProxyHeader => "the PROXY header is missing or broken; see proxy_protocol_from",
             Error::CredentialsNeeded => "send proxy credentials (Basic) of a user in [proxy.auth]",
+            Error::Guessing { retry_after } => {
+                let seconds = retry_seconds(*retry_after);
+                return format!(
+                    "too many wrong log-ins from this address, correct them and retry in {seconds}s"
+                );
+            }
+            Error::BodyTimeout => "the request's body did not go on for 30 s; send all of it",
             Error::Malformed(what) => what,
             Error::TlsToPlainPort => {
                 "TLS came where HTTP is spoken; write the proxy's URL with http://, not https://"
@@ -254,6 +282,9 @@ impl Error {
             }
             Error::Draining => "this replica is shutting down, retry in 1s",
             Error::Connections => "too many connections, retry in 1s; see max_connections",
+            Error::Share => {
+                "this client holds its share, retry in 1s; see max_connections_per_client"
+            }
             Error::Dns => "the host name does not resolve; check it and the proxy's resolver",
             Error::DnsTimeout => "the resolver did not answer in time; try again later",
             Error::ConnectRefused => "the origin refused the connection; try again later",
@@ -269,6 +300,7 @@ impl Error {
             Error::BadResponse => "the origin's answer is not valid HTTP/1.1",
             Error::ResponseTimeout => "the origin did not answer in time",
             Error::NotCovered => "the CA may not sign for this host; run paceline ca init",
+            Error::CaOutOfTime => "the CA's issuer has expired; run paceline ca init and restart",
         };
         fixed.to_owned()
     }
@@ -277,7 +309,9 @@ impl Error {
     pub fn retry_after(&self) -> Option<u64> {
         match self {
             Error::Paced(refusal) => Some(retry_seconds(refusal.retry_after)),
-            Error::Draining | Error::Connections => Some(1),
+            Error::Guessing { retry_after } => Some(retry_seconds(*retry_after)),
+            Error::Draining | Error::Connections | Error::Share => Some(1),
+            Error::CaOutOfTime => Some(60),
             _ => None,
         }
     }
@@ -293,6 +327,8 @@ impl Error {
                 | Error::UnknownCoding
                 | Error::ProxyHeader
                 | Error::CredentialsNeeded
+                | Error::Guessing { .. }
+                | Error::BodyTimeout
                 | Error::ClientDenied
                 | Error::Draining
                 | Error::Connections
@@ -364,6 +400,12 @@ mod tests {
             Error::BadResponse,
             Error::ResponseTimeout,
             Error::NotCovered,
+            Error::CaOutOfTime,
+            Error::Share,
+            Error::BodyTimeout,
+            Error::Guessing {
+                retry_after: 9_999 * SECOND,
+            },
         ] {
             let text = e.text();
             assert!(

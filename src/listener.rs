@@ -26,6 +26,8 @@ use crate::{
     listener::proxy_protocol::Fault,
     log::Seldom,
     proxy::{Downstream, Proxy, tunnel},
+    rules::Rules,
+    shares::Share,
 };
 
 /// Connections that are told that there are too many, at once; beyond that they are dropped.
@@ -59,8 +61,7 @@ pub fn bind(address: SocketAddr) -> io::Result<TcpListener> {
 
 /// Accepts until the drain starts, and then who has come already.
 pub async fn run(listener: TcpListener, proxy: Arc<Proxy>, mut drain: Signal) {
-    let most = proxy.in_force.now().settings().max_connections;
-    let room = Arc::new(Semaphore::new(most));
+    let room = Arc::new(Semaphore::new(proxy.room));
     let refusals = Arc::new(Semaphore::new(REFUSALS_AT_ONCE));
     let unheaded = Arc::new(Seldom::default());
     let mut last_call = None;
@@ -96,25 +97,30 @@ pub async fn run(listener: TcpListener, proxy: Arc<Proxy>, mut drain: Signal) {
         let rules = proxy.in_force.now();
         let mut balancers = rules.settings().proxy_protocol_from.iter();
         let told = balancers.any(|net| net.contains(&peer));
-        let refusal = (!told).then(|| rules.admit(peer).err()).flatten();
-        match (refusal, room.clone().try_acquire_owned()) {
-            (None, Ok(permit)) => {
+        // Who comes by way of a load balancer is admitted, and counted, when it is known who that is.
+        let admitted = if told {
+            Ok(None)
+        } else {
+            admit(&proxy, &rules, peer).map(Some)
+        };
+        match (admitted, room.clone().try_acquire_owned()) {
+            (Ok(share), Ok(permit)) => {
                 let (proxy, drain) = (proxy.clone(), drain.clone());
                 let unheaded = unheaded.clone();
                 tokio::spawn(async move {
-                    let introduced = if told {
-                        introduced(stream, peer, &proxy, &unheaded).await
-                    } else {
-                        Some((stream, peer))
+                    let introduced = match share {
+                        Some(share) => Some((stream, peer, share)),
+                        None => introduced(stream, peer, &proxy, &unheaded).await,
                     };
-                    if let Some((stream, client)) = introduced {
+                    if let Some((stream, client, share)) = introduced {
                         serve(stream, client, proxy, drain).await;
+                        drop(share);
                     }
                     drop(permit);
                 });
             }
-            (refusal, _) => {
-                let error = refusal.unwrap_or(Error::Connections);
+            (admitted, _) => {
+                let error = admitted.err().unwrap_or(Error::Connections);
                 proxy.metrics.request("", error.reason());
                 if let Ok(permit) = refusals.clone().try_acquire_owned() {
                     let text = head(&error, rules.settings());
@@ -128,6 +134,13 @@ pub async fn run(listener: TcpListener, proxy: Arc<Proxy>, mut drain: Signal) {
     }
 }
 
+/// One more connection of this client.
+fn admit(proxy: &Proxy, rules: &Rules, client: IpAddr) -> Result<Share, Error> {
+    rules.admit(client)?;
+    let share = proxy.connections.take(proxy.address_key(client));
+    share.ok_or(Error::Share)
+}
+
 /// A connection and the client whose it is, as the load balancer `peer` says; nothing where it does not say, or where
 /// that client may not come in. Then the connection has had its answer and is over.
 async fn introduced(
@@ -135,15 +148,15 @@ async fn introduced(
     peer: IpAddr,
     proxy: &Proxy,
     unheaded: &Seldom,
-) -> Option<(TcpStream, IpAddr)> {
+) -> Option<(TcpStream, IpAddr, Share)> {
     let learning = proxy_protocol::learn(&mut stream);
     let why = match timeout(HEADER_DEADLINE, learning).await {
         Ok(Ok(client)) => {
             let client = client.unwrap_or(peer);
-            let Err(error) = proxy.in_force.now().admit(client) else {
-                return Some((stream, client));
-            };
-            refuse(stream, &error, proxy).await;
+            match admit(proxy, &proxy.in_force.now(), client) {
+                Ok(share) => return Some((stream, client, share)),
+                Err(error) => refuse(stream, &error, proxy).await,
+            }
             return None;
         }
         // As health checks do that only connect.
@@ -167,9 +180,18 @@ async fn refuse(stream: TcpStream, error: &Error, proxy: &Proxy) {
     let _ = timeout(REFUSAL_DEADLINE, tell(stream, text)).await;
 }
 
-async fn serve(stream: TcpStream, client: IpAddr, proxy: Arc<Proxy>, drain: Signal) {
+async fn serve(stream: TcpStream, client: IpAddr, proxy: Arc<Proxy>, mut drain: Signal) {
     let _counted = proxy.metrics.connection();
     let socket = Socket::new(stream);
+    // All that a request needs is made when there is one: thousands may connect and say nothing.
+    let said = tokio::select! {
+        said = timeout(downstream::HEAD_DEADLINE, socket.first_byte()) => matches!(said, Ok(Ok(Some(_)))),
+        // A request may be on its way, and has an answer then.
+        () = drain.started() => true,
+    };
+    if !said {
+        return;
+    }
     let downstream = Arc::new(Downstream {
         proxy,
         client,
@@ -178,9 +200,10 @@ async fn serve(stream: TcpStream, client: IpAddr, proxy: Arc<Proxy>, drain: Sign
         pinned: None,
         plan: Default::default(),
     });
-    let rest = downstream::serve(socket, downstream.clone(), drain.clone()).await;
+    let rest = Box::pin(downstream::serve(socket, downstream.clone(), drain.clone())).await;
     if let (Some(rest), Some(plan)) = (rest, downstream.promised()) {
-        tunnel::run(&downstream, plan, rest.stream, rest.early, drain).await;
+        let tunnel = tunnel::run(&downstream, plan, rest.stream, rest.early, drain);
+        Box::pin(tunnel).await;
     }
 }
 
@@ -205,5 +228,21 @@ async fn tell(mut stream: TcpStream, text: String) {
     if stream.write_all(text.as_bytes()).await.is_ok() && stream.shutdown().await.is_ok() {
         let mut scrap = [0; 4096];
         while matches!(stream.read(&mut scrap).await, Ok(1..)) {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn future_size<A, B, C, D, F>(_: fn(A, B, C, D) -> F) -> usize {
+        size_of::<F>()
+    }
+
+    /// What a connection that says nothing costs besides the kernel's part: this, and its socket.
+    #[test]
+    fn a_silent_connection_is_small() {
+        let size = future_size(serve);
+        assert!(size <= 768, "{size} bytes");
     }
 }

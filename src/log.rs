@@ -1,16 +1,44 @@
 //! How the log is written, and how lines that could be many are kept few.
+//!
+//! Lines go to standard error by a thread of their own, over a queue that has an end: whoever logs never waits for whoever
+//! reads. What does not fit is dropped and counted. The queue and the count are the process's, as the log is.
 
 use std::{
-    io::IsTerminal as _,
-    sync::atomic::{AtomicI64, Ordering::Relaxed},
+    io::{self, IsTerminal as _, Write},
+    sync::{
+        OnceLock,
+        atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    time::Duration,
 };
 
-use tracing_subscriber::{EnvFilter, fmt, layer::SubscriberExt as _, util::SubscriberInitExt as _};
+use tracing_subscriber::{
+    EnvFilter,
+    fmt::{self, MakeWriter},
+    layer::SubscriberExt as _,
+    util::SubscriberInitExt as _,
+};
 
 use crate::pacing::time::{LocalTime, Nanos, SECOND};
 
 /// At most one line of a kind in this time.
 const SELDOM: Nanos = 10 * SECOND;
+/// Lines that may wait to be written: a second of a busy proxy, and a megabyte or two of memory.
+const WAITING: usize = 8_192;
+/// The longest line, in bytes. All that a client chooses is cut shorter before; this is for what was not thought of.
+const LONGEST: usize = 4_096;
+/// How long the end of the process waits for the last lines to be written.
+const FLUSH: Duration = Duration::from_secs(1);
+
+static QUEUE: OnceLock<SyncSender<Entry>> = OnceLock::new();
+static DROPPED: AtomicU64 = AtomicU64::new(0);
+
+enum Entry {
+    Line(Vec<u8>),
+    /// Answered once everything before it is written.
+    Flush(SyncSender<()>),
+}
 
 /// Sends the log to stderr. `PACELINE_LOG` filters it (`info` when unset; `access=off` leaves out the access lines),
 /// `PACELINE_LOG_FORMAT=json` makes each line a JSON object.
@@ -19,6 +47,13 @@ pub fn start(env: &dyn Fn(&str) -> Option<String>) {
         .filter(|f| !f.is_empty())
         .unwrap_or_else(|| "info".to_owned());
     let filter = EnvFilter::builder().parse_lossy(filter);
+    let (sender, receiver) = sync_channel(WAITING);
+    let writing = std::thread::Builder::new()
+        .name("log".to_owned())
+        .spawn(move || write_out(&receiver, &mut io::stderr()));
+    if writing.is_ok() {
+        let _ = QUEUE.set(sender);
+    }
     let registry = tracing_subscriber::registry().with(filter);
     let started = if env("PACELINE_LOG_FORMAT").as_deref() == Some("json") {
         let lines = fmt::layer()
@@ -26,13 +61,107 @@ pub fn start(env: &dyn Fn(&str) -> Option<String>) {
             .flatten_event(true)
             .with_current_span(false)
             .with_span_list(false);
-        registry.with(lines.with_writer(std::io::stderr)).try_init()
+        registry.with(lines.with_writer(Queue)).try_init()
     } else {
-        let lines = fmt::layer().with_ansi(std::io::stderr().is_terminal());
-        registry.with(lines.with_writer(std::io::stderr)).try_init()
+        let lines = fmt::layer().with_ansi(io::stderr().is_terminal());
+        registry.with(lines.with_writer(Queue)).try_init()
     };
     // A log that was started before goes on.
     let _ = started;
+}
+
+/// How many lines were dropped because nobody read the log.
+pub fn dropped() -> u64 {
+    DROPPED.load(Relaxed)
+}
+
+/// Waits until the lines so far are written, but not for a reader that has stopped reading.
+pub fn flush() {
+    let (done, written) = sync_channel(1);
+    if let Some(queue) = QUEUE.get()
+        && queue.try_send(Entry::Flush(done)).is_ok()
+    {
+        let _ = written.recv_timeout(FLUSH);
+    }
+}
+
+/// Writes lines as they come. After some were dropped, the first that can be written says so.
+fn write_out(queue: &Receiver<Entry>, out: &mut impl Write) {
+    let mut told = 0;
+    while let Ok(entry) = queue.recv() {
+        match entry {
+            Entry::Line(line) => {
+                let dropped = dropped();
+                if dropped > told {
+                    let lines = dropped - told;
+                    let _ = writeln!(
+                        out,
+                        "WARN paceline::log: {lines} lines were dropped, for standard error was not read; read it faster, or log less with PACELINE_LOG"
+                    );
+                    told = dropped;
+                }
+                if out.write_all(&line).is_err() {
+                    DROPPED.fetch_add(1, Relaxed);
+                }
+            }
+            Entry::Flush(done) => _ = done.try_send(()),
+        }
+    }
+}
+
+/// Makes a writer for each line.
+struct Queue;
+
+impl<'w> MakeWriter<'w> for Queue {
+    type Writer = Line;
+
+    fn make_writer(&'w self) -> Line {
+        Line(Vec::new())
+    }
+}
+
+/// One line in the making; dropped, it is on its way.
+struct Line(Vec<u8>);
+
+impl Write for Line {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        let line = cut(std::mem::take(&mut self.0));
+        match QUEUE.get() {
+            Some(queue) => {
+                if queue.try_send(Entry::Line(line)).is_err() {
+                    DROPPED.fetch_add(1, Relaxed);
+                }
+            }
+            // No thread was to be had.
+            None => _ = io::stderr().write_all(&line),
+        }
+    }
+}
+
+/// A line no longer than a line may be, still with its end, and still UTF-8.
+fn cut(mut line: Vec<u8>) -> Vec<u8> {
+    const END: &[u8] = b"...\n";
+    if line.len() > LONGEST {
+        let mut length = LONGEST - END.len();
+        // Not amid a character.
+        while line[length] & 0xc0 == 0x80 {
+            length -= 1;
+        }
+        line.truncate(length);
+        line.extend_from_slice(END);
+    }
+    line
 }
 
 /// Lets one of many equal lines through from time to time.
@@ -45,5 +174,42 @@ impl Seldom {
         let (now, last) = (LocalTime::now().0, self.0.load(Relaxed));
         (last == 0 || now - last >= SELDOM)
             && self.0.compare_exchange(last, now, Relaxed, Relaxed).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_has_an_end_and_no_half_characters() {
+        let long = format!("x{}\n", "\u{e9}".repeat(3_000));
+        let short = cut(long.into_bytes());
+        assert!(short.len() <= LONGEST && short.ends_with(b"...\n"));
+        assert!(String::from_utf8(short).is_ok());
+        assert_eq!(cut(b"short\n".to_vec()), b"short\n");
+    }
+
+    #[test]
+    fn dropped_lines_are_told_once_before_the_next_line() {
+        let (sender, receiver) = sync_channel(8);
+        DROPPED.fetch_add(3, Relaxed);
+        for line in ["a\n", "b\n"] {
+            sender
+                .try_send(Entry::Line(line.into()))
+                .unwrap_or_else(|_| panic!("there is room"));
+        }
+        drop(sender);
+        let mut out = Vec::new();
+        write_out(&receiver, &mut out);
+        let out = String::from_utf8(out).expect("text");
+        assert!(
+            out.starts_with("WARN paceline::log: 3 lines were dropped"),
+            "{out}"
+        );
+        assert!(
+            out.ends_with("\na\nb\n") && out.lines().count() == 3,
+            "{out}"
+        );
     }
 }

@@ -9,7 +9,7 @@ use paceline::{
     app::{self, App},
     ca, cli,
     config::Config,
-    log,
+    log, panics,
     store::postgres,
 };
 
@@ -68,10 +68,18 @@ fn print<E: Into<anyhow::Error>>(text: Result<String, E>) -> anyhow::Result<()> 
     Ok(())
 }
 
+fn run(config: Config) -> anyhow::Result<()> {
+    let ended = serve(config);
+    log::flush();
+    ended
+}
+
 #[tokio::main]
-async fn run(config: Config) -> anyhow::Result<()> {
+async fn serve(config: Config) -> anyhow::Result<()> {
     log::start(&env);
+    panics::watch();
     app::raise_file_limit();
+    app::keep_no_core();
     tracing::info!("{}", config.summary().to_string().replace('\n', "; "));
     let app = App::new(config).await?;
     tracing::info!("proxy listening on {}", app.proxy_address);
@@ -142,6 +150,9 @@ async fn check(mut report: cli::check::CheckReport) -> ExitCode {
         }
         if let Err(line) = paceline::upstream::check_roots(&config.upstream) {
             report.add_fault(line);
+        }
+        if let Some(line) = app::open_to_many(&config) {
+            report.add_note(format!("warning: {line}"));
         }
         if let Some(store) = &config.store {
             match postgres::try_once(store).await {

@@ -16,7 +16,7 @@ use std::{
 };
 
 use self::{
-    cluster::{Cluster, Figures},
+    cluster::{Cluster, Figures, TOLD_SECONDS},
     lease::{Seen, Word, choose},
 };
 use crate::{
@@ -233,7 +233,7 @@ impl Membership {
         };
         sent.total += 1;
         *sent.seconds.entry(second).or_insert(0) += 1;
-        while sent.seconds.len() > 20 {
+        while sent.seconds.len() > TOLD_SECONDS as usize {
             sent.seconds.pop_first();
         }
     }
@@ -345,6 +345,7 @@ impl Membership {
             let is_self = lease.incarnation == self.incarnation;
             cluster.hear(lease, second, last.is_none() && !is_self);
         }
+        cluster.read(second);
         cluster.forget_others(|i| {
             rows.values()
                 .filter_map(|r| r.lease.as_ref())
@@ -517,6 +518,18 @@ impl Membership {
         state
             .cluster
             .figures(destination, store_now.0.div_euclid(SECOND))
+    }
+
+    /// What all replicas sent to `destination` in each of the last 300 seconds of the store's clock, oldest first; `None`
+    /// where this one has not heard of it.
+    pub fn per_second(&self, destination: &str, now: LocalTime) -> Vec<Option<u64>> {
+        let state = self.lock();
+        match store_now(&state, now) {
+            None => Vec::new(),
+            Some(at) => state
+                .cluster
+                .per_second(destination, at.0.div_euclid(SECOND)),
+        }
     }
 
     /// The row of the silent or lapsed replica called `name`, to be freed: its key, and what stands in it.

@@ -15,7 +15,11 @@ use prometheus::{
     IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder, core::Collector,
 };
 
-use crate::pacing::throttle::{self, Regime};
+use crate::{
+    log,
+    pacing::throttle::{self, Regime},
+    panics,
+};
 
 /// Waits: from what one slot of a fast destination takes to the longest patience.
 const WAIT_BUCKETS: &[f64] = &[
@@ -54,7 +58,10 @@ pub struct Metrics {
     tunnels: IntGauge,
     connections: IntGauge,
     untrusting: IntCounter,
-    ca_expiry: Gauge,
+    ca_expiry: GaugeVec,
+    limits: IntGaugeVec,
+    panics: IntCounter,
+    log_dropped: IntCounter,
     degraded: IntGauge,
     replicas: IntGaugeVec,
     multiplier: GaugeVec,
@@ -261,11 +268,30 @@ impl Metrics {
                     "TLS handshakes that a client broke off, most often because it does not trust the CA.",
                 ),
             ),
-            ca_expiry: register(
+            ca_expiry: gauges(
                 &registry,
-                Gauge::new(
-                    "paceline_ca_expiry_timestamp_seconds",
-                    "When the issuing certificate expires, as seconds since the epoch.",
+                "paceline_ca_expiry_timestamp_seconds",
+                "When a certificate of the CA expires, as seconds since the epoch.",
+                &["certificate"],
+            ),
+            limits: int_gauges(
+                &registry,
+                "paceline_limit",
+                "What may be held at one time, by what it is.",
+                &["of"],
+            ),
+            panics: register(
+                &registry,
+                IntCounter::new(
+                    "paceline_panics_total",
+                    "Panics of the program: faults of its own, of which there should be none.",
+                ),
+            ),
+            log_dropped: register(
+                &registry,
+                IntCounter::new(
+                    "paceline_log_lines_dropped_total",
+                    "Lines of the log that were dropped because nobody read it.",
                 ),
             ),
             degraded: register(
@@ -407,9 +433,15 @@ impl Metrics {
         self.untrusting.inc();
     }
 
-    /// When the issuer expires, in seconds since the epoch.
-    pub fn ca_expiry(&self, at: f64) {
-        self.ca_expiry.set(at);
+    /// When a certificate of the CA (`issuer` or `root`) expires, in seconds since the epoch.
+    pub fn ca_expiry(&self, certificate: &str, at: f64) {
+        self.ca_expiry.with_label_values(&[certificate]).set(at);
+    }
+
+    /// How many of something may be held at one time.
+    pub fn limit(&self, of: &str, limit: usize) {
+        let limit = i64::try_from(limit).unwrap_or(i64::MAX);
+        self.limits.with_label_values(&[of]).set(limit);
     }
 
     /// The configuration was read: at `at`, in seconds since the epoch, or with faults, so that the one before stays.
@@ -483,6 +515,10 @@ impl Metrics {
         }
         let clock_steps = among.clock_steps.saturating_sub(self.clock_steps.get());
         self.clock_steps.inc_by(clock_steps);
+        self.panics
+            .inc_by(panics::count().saturating_sub(self.panics.get()));
+        self.log_dropped
+            .inc_by(log::dropped().saturating_sub(self.log_dropped.get()));
         self.degraded.set(i64::from(among.degraded));
         for (state, count) in [("live", among.live), ("silent", among.silent)] {
             let count = i64::try_from(count).unwrap_or(i64::MAX);
@@ -635,6 +671,8 @@ mod tests {
         figures.responded(http::StatusCode::OK);
         figures.answered("ok");
         metrics.store_error("timeout");
+        metrics.ca_expiry("issuer", 0.0);
+        metrics.limit("connections", 1);
         let text = metrics.scrape(&[("d".into(), Standing::default())], Among::default());
         let mut table = Table::new();
         for line in text.lines() {

@@ -15,3 +15,4 @@ pub mod queue;
 pub mod share;
 pub mod throttle;
 pub mod time;
+pub mod waits;

@@ -24,6 +24,17 @@ pub fn admits(ranges: &[ClientRange], client: IpAddr) -> bool {
     })
 }
 
+/// The address that stands for a client where something is counted for each: of a public IPv6 address only the network
+/// of 64 bits, since whoever has one of its addresses has them all. Private networks number their hosts singly.
+pub fn counted_as(client: IpAddr) -> IpAddr {
+    match client.to_canonical() {
+        IpAddr::V6(ip) if !is_private(ip.into()) && !ip.is_loopback() => {
+            Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into()
+        }
+        ip => ip,
+    }
+}
+
 /// RFC 1918, RFC 4193, link-local addresses, and the shared space of RFC 6598, from which cloud networks number
 /// their containers.
 fn is_private(ip: IpAddr) -> bool {
@@ -264,6 +275,21 @@ mod tests {
         assert_eq!(check("127.0.0.1:3128"), Err(Error::Loop));
         assert_eq!(check("0.0.0.0:3128"), Err(Error::Loop));
         assert_eq!(check("10.0.0.1:443"), Err(Error::AddressDenied));
+    }
+
+    #[test]
+    fn a_public_ipv6_network_counts_as_one_client_and_a_private_one_does_not() {
+        for (client, counted) in [
+            ("2606:4700:1:2:3::4", "2606:4700:1:2::"),
+            ("2606:4700:1:3::", "2606:4700:1:3::"),
+            ("fd00::1:2", "fd00::1:2"),
+            ("::1", "::1"),
+            ("::ffff:192.0.2.1", "192.0.2.1"),
+            ("192.0.2.1", "192.0.2.1"),
+        ] {
+            let counted: IpAddr = counted.parse().expect("an address");
+            assert_eq!(counted_as(client.parse().expect("an address")), counted);
+        }
     }
 
     #[test]

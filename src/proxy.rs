@@ -35,9 +35,12 @@ use crate::{
     headers,
     log::Seldom,
     metrics::Metrics,
+    pacing::queue::Client,
+    policy,
     proxy::{answer::Answer, connect::Plan, forward::Terms},
     record::Record,
     rules::{InForce, Kind, Opened, Rules, Ruling},
+    shares::Shares,
     upstream::{Scheme, Target, Upstream, exchange::Outgoing},
 };
 
@@ -48,12 +51,27 @@ pub struct Proxy {
     pub in_force: InForce,
     /// Towards origins.
     pub upstream: Upstream,
+    /// How many connections there may be: what is configured, or what there are files for.
+    pub room: usize,
+    /// Connections, by the address that they come from.
+    pub connections: Arc<Shares>,
+    /// Tunnels, by the user who opened them, or the address.
+    pub tunnels: Arc<Shares>,
     /// For counting.
     pub metrics: Arc<Metrics>,
+    /// For the line about hosts that the CA signs no leaf for.
+    pub unsigned: Seldom,
     /// For the line about clients that do not trust the CA.
     pub untrusting: Seldom,
     /// Makes clients into keys of the queue; random, so that nobody can choose to share another's.
     pub client_keys: RandomState,
+}
+
+impl Proxy {
+    /// The key under which a client without credentials is counted.
+    pub fn address_key(&self, client: IpAddr) -> Client {
+        self.client_keys.hash_one(policy::counted_as(client))
+    }
 }
 
 /// A client's connection, or the inside of a tunnel on it.
@@ -127,7 +145,8 @@ impl Downstream {
         let rules = self.proxy.in_force.now();
         let ruling = self.ruling(&rules);
         let outcome = match verdict {
-            Ok(()) => self.carry(&rules, ruling, request, &mut record).await,
+            // Boxed, so that a connection has room for a request only while it has one.
+            Ok(()) => Box::pin(self.carry(&rules, ruling, request, &mut record)).await,
             Err(e) => Err(e),
         };
         Ok(match outcome {
@@ -194,7 +213,7 @@ impl Downstream {
             Wish::Connect(authority) => {
                 record.target(None, &authority, "");
                 ruling.allowed()?;
-                let user = authenticate(rules, request.headers()).await?;
+                let user = self.authenticate(rules, request.headers()).await?;
                 connect::open(self, rules, authority, user, record).await
             }
             Wish::Fetch(target) => {
@@ -202,7 +221,7 @@ impl Downstream {
                 ruling.allowed()?;
                 let user = match &self.pinned {
                     Some(pinned) => pinned.user.clone(),
-                    None => authenticate(rules, request.headers()).await?,
+                    None => self.authenticate(rules, request.headers()).await?,
                 };
                 if headers::has_passed_us(request.headers()) {
                     return Err(Error::Loop);
@@ -268,11 +287,25 @@ impl Downstream {
         }))
     }
 
+    async fn authenticate(
+        &self,
+        rules: &Rules,
+        headers: &HeaderMap,
+    ) -> Result<Option<Arc<str>>, Error> {
+        match &rules.credentials {
+            Some(credentials) => {
+                let from = self.proxy.address_key(self.client);
+                credentials.check(from, headers).await.map(Some)
+            }
+            None => Ok(None),
+        }
+    }
+
     /// The key under which the queue is fair to this client: its user where it has one, else its address.
-    pub fn client_key(&self, user: Option<&Arc<str>>) -> u64 {
+    pub fn client_key(&self, user: Option<&Arc<str>>) -> Client {
         match user {
             Some(user) => self.proxy.client_keys.hash_one(user),
-            None => self.proxy.client_keys.hash_one(self.client),
+            None => self.proxy.address_key(self.client),
         }
     }
 
@@ -325,13 +358,6 @@ impl Downstream {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take()
-    }
-}
-
-async fn authenticate(rules: &Rules, headers: &HeaderMap) -> Result<Option<Arc<str>>, Error> {
-    match &rules.credentials {
-        Some(credentials) => credentials.check(headers).await.map(Some),
-        None => Ok(None),
     }
 }
 

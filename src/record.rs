@@ -22,6 +22,8 @@ use crate::{
 
 /// The longest path that a line shows, in bytes.
 const PATH_SHOWN: usize = 512;
+/// The longest method: any word may be one.
+const METHOD_SHOWN: usize = 24;
 
 /// What is known of a request so far.
 #[derive(Debug)]
@@ -76,11 +78,7 @@ impl Record {
     pub fn target(&mut self, scheme: Option<Scheme>, authority: &Authority, path: &str) {
         self.scheme = scheme;
         self.authority = Some(authority.clone());
-        let mut end = path.len().min(PATH_SHOWN);
-        while !path.is_char_boundary(end) {
-            end -= 1;
-        }
-        self.path = path[..end].into();
+        self.path = shown(path, PATH_SHOWN).into();
     }
 
     /// Host and port that it is for.
@@ -146,6 +144,15 @@ impl Record {
     }
 }
 
+/// The beginning of a text, up to so many bytes.
+fn shown(text: &str, limit: usize) -> &str {
+    let mut end = text.len().min(limit);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
 impl Drop for Record {
     fn drop(&mut self) {
         let total = self.started.elapsed();
@@ -173,7 +180,7 @@ impl Drop for Record {
             target: "access",
             client = %self.client,
             user = self.user.as_deref(),
-            method = %self.method,
+            method = %shown(self.method.as_str(), METHOD_SHOWN),
             url = %format_args!("{scheme}{authority}{}", self.path.escape_default()),
             destination,
             status = self.status.map(|s| s.as_u16()),

@@ -1,13 +1,17 @@
-//! How a replica stands: as JSON for programs and `paceline status`, and as a page for people.
+//! How a replica stands, as JSON for programs, for `paceline status` and for the page.
 //!
 //! The page and the command show what is in the JSON and know nothing else, so that all three say the same.
 
-use std::{fmt::Write as _, sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use serde_json::{Value, json};
 
 use super::Admin;
 use crate::{
+    config::Scope,
     destination::Destination,
     pacing::{
         share::Terms,
@@ -17,8 +21,8 @@ use crate::{
     store::Store,
 };
 
-/// All that `/status` shows.
-pub(super) fn status(admin: &Admin) -> Value {
+/// All that `/status` shows; with `history` what was sent in each second of the last minutes, too.
+pub(super) fn status(admin: &Admin, history: bool) -> Value {
     let (now, rules) = (LocalTime::now(), admin.proxy.in_force.now());
     let (store, replicas) = match &admin.store {
         Store::Memory(_) => (
@@ -49,11 +53,22 @@ pub(super) fn status(admin: &Admin) -> Value {
     let destinations: Vec<_> = rules
         .destinations
         .iter()
-        .map(|d| destination(admin, d, now))
+        .map(|d| {
+            let mut destination = destination(admin, d, now);
+            if history {
+                let sent = d.per_second(now);
+                destination["per_second"] = json!({
+                    "all_replicas": sent.all_replicas,
+                    "this_replica": sent.this_replica,
+                });
+            }
+            destination
+        })
         .collect();
     let file = rules.config.file.as_ref().map(|f| f.display().to_string());
     json!({
         "version": env!("CARGO_PKG_VERSION"),
+        "time": humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
         "ready": admin.blockers().is_empty(),
         "blockers": admin.blockers(),
         "configuration": file,
@@ -84,8 +99,17 @@ fn destination(admin: &Admin, destination: &Arc<Destination>, now: LocalTime) ->
         "busiest_second": s.busiest,
         "smallest_gap_seconds": s.smallest_gap,
         "queue_depth": s.waiting,
+        "wait_seconds": destination.waits(now).map(|w| json!({
+            "requests": w.requests,
+            "median": w.median,
+            "p99": w.p99,
+        })),
         "cluster_observed_rate": s.cluster_observed,
         "cluster_busiest_second": s.cluster_busiest,
+        "scope": match config.scope {
+            Scope::Destination => "destination",
+            Scope::Host => "host",
+        },
         "dry_run": config.dry_run,
         "mode": mode,
         "disagreement": s.disagreement,
@@ -160,47 +184,6 @@ pub fn headline(status: &Value) -> String {
     format!("{ready}; {store}")
 }
 
-/// The page, of what [`status`] says.
-pub(super) fn page(status: &Value) -> String {
-    // Names of destinations and replicas are letters, digits and a few marks, none of which means anything in HTML.
-    let word = |of: &Value| of.as_str().unwrap_or("-").to_owned();
-    let rate = |of: &Value| format!("{:.2}/s", of.as_f64().unwrap_or(0.0));
-    let mut rows = String::new();
-    for d in status["destinations"].as_array().into_iter().flatten() {
-        let gap = d["smallest_gap_seconds"].as_f64();
-        let gap = gap.map_or("-".to_owned(), |g| format!("{:.1} ms", g * 1e3));
-        let _ = write!(
-            rows,
-            "<tr><td>{}<td>{}<td>{}<td>{}<td>{}<td>{}<td>{gap}<td>{}<td>{}",
-            word(&d["name"]),
-            rate(&d["cluster_observed_rate"]),
-            rate(&d["observed_rate"]),
-            rate(&d["effective_rate"]),
-            rate(&d["ceiling_rate"]),
-            d["busiest_second"],
-            d["queue_depth"],
-            in_words(d),
-        );
-    }
-    let mut replicas = String::new();
-    for r in status["replicas"].as_array().into_iter().flatten() {
-        let this = if r["self"] == true { " (this one)" } else { "" };
-        let (name, number, state) = (word(&r["replica"]), &r["number"], word(&r["state"]));
-        let _ = write!(replicas, "<tr><td>{name}{this}<td>{number}<td>{state}");
-    }
-    if !replicas.is_empty() {
-        replicas = format!("<table><tr><th>replica<th>number<th>state{replicas}</table>");
-    }
-    format!(
-        "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content=\"width=device-width\">\
-         <meta http-equiv=refresh content=2><title>paceline</title><style>body{{font:16px system-ui;margin:2em}}\
-         td,th{{text-align:left;padding:.3em 1em .3em 0}}</style><h1>paceline</h1><p>{}<table><tr><th>destination\
-         <th>observed, all replicas<th>this one<th>allowed<th>ceiling<th>busiest second<th>smallest gap<th>waiting\
-         <th>state{rows}</table>{replicas}\n",
-        headline(status),
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -248,13 +231,5 @@ mod tests {
             in_words(&both),
             "slowed down 2 times; degraded: on this replica's share"
         );
-    }
-
-    #[test]
-    fn the_page_says_that_the_store_is_away() {
-        let status = |degraded: bool, blockers: &[&str]| json!({"blockers": blockers, "store": {"kind": "postgres", "degraded": degraded}, "destinations": [], "replicas": []});
-        assert!(page(&status(false, &[])).contains("<p>ready; the store is there<"));
-        assert!(page(&status(true, &[])).contains("<p>ready; degraded: the store is away"));
-        assert!(page(&status(false, &["draining"])).contains("<p>not ready (draining); "));
     }
 }

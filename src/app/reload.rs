@@ -5,7 +5,7 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use super::{ceilings, opaque, since_epoch, uncovered};
+use super::{ceilings, expiry, opaque, since_epoch, uncovered};
 use crate::{
     ca::{Issuer, Leaves},
     config::{self, Config},
@@ -127,7 +127,7 @@ impl Reload {
             store.membership().set_ceilings(ceilings);
         }
         let metrics = &self.proxy.metrics;
-        metrics.ca_expiry(since_epoch(leaves.issuer().not_after()));
+        expiry(metrics, &leaves, &config);
         let summary = config.summary().to_string().replace('\n', "; ");
         self.proxy.in_force.replace(Rules {
             destinations: before.destinations.renewed(&config.destinations),
@@ -173,6 +173,12 @@ fn adopt(in_force: &Config, read: Config) -> (Config, Vec<&'static str>) {
         "proxy.max_connections",
         &now.max_connections,
         &mut new.max_connections,
+        keep,
+    );
+    pin(
+        "proxy.max_connections_per_client",
+        &now.max_connections_per_client,
+        &mut new.max_connections_per_client,
         keep,
     );
     let (now, new) = (&in_force.admin, &mut config.admin);
@@ -276,6 +282,7 @@ mod tests {
         ("proxy", "via", "false"),
         ("proxy", "max_wait", "\"20s\""),
         ("proxy", "max_connections", "20000"),
+        ("proxy", "max_connections_per_client", "9000"),
         ("proxy", "drain", "\"40s\""),
         ("proxy", "ungoverned", "\"deny\""),
         ("proxy", "refusal_status", "429"),

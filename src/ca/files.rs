@@ -99,14 +99,16 @@ impl Files {
         read_bounded(file, &path)
     }
 
-    /// Reads a key file, or refuses one that is a link, belongs to somebody else, or is open to group or others.
+    /// Reads a key file, or refuses one that belongs to somebody else or is open to others. A link counts as what it
+    /// leads to: Kubernetes mounts secrets so.
     pub(super) fn read_key(&self, name: &str) -> Result<Vec<u8>, CaError> {
         let path = self.path(name);
-        refuse_link(&path)?;
-        // NOFOLLOW and a look at the open file, not at the path, so that the file checked is the file read.
+        refuse_exposed_target(&path)?;
+        // A look at the open file, not at the path, so that the file checked is the file read. A pipe in its place must
+        // not hold us up before we have looked.
         let file = OpenOptions::new()
             .read(true)
-            .custom_flags(OFlags::NOFOLLOW.bits() as i32)
+            .custom_flags(OFlags::NONBLOCK.bits() as i32)
             .open(&path)
             .map_err(CaError::io("read", &path))?;
         let metadata = file.metadata().map_err(CaError::io("read", &path))?;
@@ -116,20 +118,12 @@ impl Files {
 
     /// Refuses a folder that anyone may write in, and any key in it (old ones too) that is open to others.
     pub(super) fn refuse_exposed_keys(&self) -> Result<(), CaError> {
-        let metadata = fs::metadata(&self.dir).map_err(CaError::io("read", &self.dir))?;
-        const STICKY: u32 = 0o1000;
-        if metadata.mode() & 0o002 != 0 && metadata.mode() & STICKY == 0 {
-            return Err(CaError::Exposed {
-                path: self.dir.clone(),
-                fault: "can be written by everyone, who could replace the keys in it".into(),
-                remedy: "run `chmod o-w` on it",
-            });
-        }
+        refuse_open_folder(&self.dir)?;
         for entry in fs::read_dir(&self.dir).map_err(CaError::io("list", &self.dir))? {
             let path = entry.map_err(CaError::io("list", &self.dir))?.path();
             if path.extension().is_some_and(|extension| extension == "key") {
-                refuse_link(&path)?;
-                let metadata = fs::symlink_metadata(&path).map_err(CaError::io("read", &path))?;
+                refuse_exposed_target(&path)?;
+                let metadata = fs::metadata(&path).map_err(CaError::io("read", &path))?;
                 refuse_exposed(&path, &metadata)?;
             }
         }
@@ -226,16 +220,50 @@ fn read_bounded(file: File, path: &Path) -> Result<Vec<u8>, CaError> {
     Ok(content)
 }
 
-fn refuse_link(path: &Path) -> Result<(), CaError> {
-    match fs::symlink_metadata(path) {
-        Ok(metadata) if metadata.file_type().is_symlink() => Err(CaError::Exposed {
-            path: path.to_owned(),
-            fault:
-                "is a symbolic link, which whoever owns its target's folder could point elsewhere"
-                    .into(),
-            remedy: "put the key file itself there, with mode 0600",
-        }),
-        _ => Ok(()),
+/// Refuses a folder in which everyone may replace files.
+fn refuse_open_folder(dir: &Path) -> Result<(), CaError> {
+    const STICKY: u32 = 0o1000;
+    let metadata = fs::metadata(dir).map_err(CaError::io("read", dir))?;
+    if metadata.mode() & 0o002 != 0 && metadata.mode() & STICKY == 0 {
+        return Err(CaError::Exposed {
+            path: dir.to_owned(),
+            fault: "can be written by everyone, who could replace the keys in it".into(),
+            remedy: "run `chmod o-w` on it",
+        });
+    }
+    Ok(())
+}
+
+/// Where the path is a link, its target's folder must be as good as the CA's own.
+fn refuse_exposed_target(path: &Path) -> Result<(), CaError> {
+    let metadata = fs::symlink_metadata(path).map_err(CaError::io("read", path))?;
+    if !metadata.file_type().is_symlink() {
+        return Ok(());
+    }
+    let target = fs::canonicalize(path).map_err(CaError::io("read", path))?;
+    target.parent().map_or(Ok(()), refuse_open_folder)
+}
+
+/// Who runs paceline.
+struct Us {
+    uid: u32,
+    /// All groups that this process is in.
+    groups: Vec<u32>,
+}
+
+impl Us {
+    fn now() -> Us {
+        use rustix::process::{getegid, geteuid, getgroups};
+        let mut groups: Vec<u32> = getgroups()
+            .unwrap_or_default()
+            .iter()
+            .map(|group| group.as_raw())
+            .collect();
+        groups.push(getegid().as_raw());
+        Us {
+            uid: geteuid().as_raw(),
+            groups,
+        }
     }
 }
 
@@ -253,8 +281,9 @@ fn refuse_exposed(path: &Path, metadata: &fs::Metadata) -> Result<(), CaError> {
             "put the key file itself there, with mode 0600",
         );
     }
-    let open_to = metadata.mode() & 0o077;
-    if open_to != 0 {
+    let us = Us::now();
+    let (owner, group) = (metadata.uid(), metadata.gid());
+    if metadata.mode() & too_open(owner, group, &us) != 0 {
         let fault = format!(
             "has mode {:04o}, which opens a private key to its group or to others",
             metadata.mode() & 0o7777
@@ -264,12 +293,57 @@ fn refuse_exposed(path: &Path, metadata: &fs::Metadata) -> Result<(), CaError> {
             "run `chmod 600` on it, and replace the key if somebody may have read it",
         );
     }
-    let (owner, us) = (metadata.uid(), rustix::process::geteuid().as_raw());
-    if owner != us && owner != 0 {
+    if owner != us.uid && owner != 0 {
         return exposed(
-            format!("belongs to user {owner}, not to user {us} that runs paceline"),
+            format!(
+                "belongs to user {owner}, not to user {} that runs paceline",
+                us.uid
+            ),
             "run `chown` on it, or run paceline as its owner",
         );
     }
     Ok(())
+}
+
+/// The bits that a key's mode must not have: none for group and others. The exception is root's file for a group of ours
+/// that may read it: root gave it to us so, and could not have done otherwise where it may not give its files away, as
+/// in a Kubernetes volume with `fsGroup` (mode 0440). PostgreSQL has the same rule for its key.
+fn too_open(owner: u32, group: u32, us: &Us) -> u32 {
+    if owner == 0 && us.uid != 0 && us.groups.contains(&group) {
+        0o037
+    } else {
+        0o077
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_file_of_roots_for_a_group_of_ours_may_be_read_by_its_group() {
+        let us = Us {
+            uid: 1_000,
+            groups: vec![1_000, 2_000],
+        };
+        let root = Us {
+            uid: 0,
+            groups: vec![0],
+        };
+        let refuses = |mode: u32, owner, group, us| mode & too_open(owner, group, us) != 0;
+        assert!(
+            !refuses(0o440, 0, 2_000, &us),
+            "a Kubernetes volume with fsGroup"
+        );
+        assert!(!refuses(0o640, 0, 2_000, &us));
+        assert!(refuses(0o660, 0, 2_000, &us));
+        assert!(refuses(0o444, 0, 2_000, &us));
+        assert!(refuses(0o440, 0, 3_000, &us), "a group of others");
+        assert!(
+            refuses(0o440, 1_000, 2_000, &us),
+            "we could have made it 0400"
+        );
+        assert!(refuses(0o440, 0, 0, &root));
+        assert!(!refuses(0o400, 0, 0, &root) && !refuses(0o600, 1_000, 1_000, &us));
+    }
 }

@@ -50,7 +50,7 @@ impl Issuer {
     /// Reads the issuer in `dir`, as of the system's time.
     ///
     /// # Errors
-    /// A key that is open to group or others, belongs to somebody else or is a link; a key that is not the
+    /// A key that is open to others (or to a group, unless root gave it to one of ours) or belongs to somebody else; a key that is not the
     /// certificate's; a certificate before or after its time, or not signed by `ca.pem` (where that is present); files that are
     /// missing or malformed.
     pub fn load(dir: &Path) -> Result<Issuer, CaError> {
@@ -332,13 +332,42 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_is_a_link_or_no_file_is_refused() {
+    fn a_link_is_as_good_as_the_key_and_the_folder_that_it_leads_to() {
+        let ca = TestCa::new(&["example.com"]);
+        let dir = ca.dir.path();
+        // As Kubernetes mounts a secret, so that all its files change at once.
+        let volume = dir.join("..2026_01_01");
+        fs::create_dir(&volume).unwrap();
+        symlink("..2026_01_01", dir.join("..data")).unwrap();
+        for name in [ISSUER_KEY, ISSUER_CERTIFICATE, ROOT_CERTIFICATE, ROOT_KEY] {
+            fs::rename(dir.join(name), volume.join(name)).unwrap();
+            symlink(format!("..data/{name}"), dir.join(name)).unwrap();
+        }
+        Issuer::load(dir).unwrap();
+        set_mode(&volume.join(ISSUER_KEY), 0o644);
+        assert!(refusal(&ca).contains("0644"));
+        set_mode(&volume.join(ISSUER_KEY), 0o400);
+        set_mode(&volume, 0o777);
+        assert!(refusal(&ca).contains("chmod o-w"));
+        set_mode(&volume, 0o700);
+        fs::remove_file(volume.join(ISSUER_KEY)).unwrap();
+        assert!(refusal(&ca).contains("issuer.key"), "it leads nowhere");
+    }
+
+    #[test]
+    fn a_key_that_is_no_file_is_refused_without_waiting_for_it() {
         let ca = TestCa::new(&["example.com"]);
         let key = ca.dir.path().join(ISSUER_KEY);
-        let elsewhere = ca.dir.path().join("elsewhere");
-        fs::rename(&key, &elsewhere).unwrap();
-        symlink(&elsewhere, &key).unwrap();
-        assert!(refusal(&ca).contains("symbolic link"));
+        fs::remove_file(&key).unwrap();
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &key,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RUSR,
+            0,
+        )
+        .unwrap();
+        assert!(refusal(&ca).contains("not a regular file"));
         fs::remove_file(&key).unwrap();
         fs::create_dir(&key).unwrap();
         set_mode(&key, 0o700);

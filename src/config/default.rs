@@ -22,6 +22,10 @@ pub const MAX_WAIT: Duration = Duration::from_secs(25);
 /// `proxy.max_connections`: 10,000 connections of workers per replica.
 pub const MAX_CONNECTIONS: usize = 10_000;
 
+/// `proxy.max_connections_per_client`: half of `max_connections`, and at least 512. A dozen workers of a hundred threads
+/// behind one address are an ordinary client; but one that leaks connections must leave room for another.
+pub const LEAST_SHARE: usize = 512;
+
 /// `proxy.drain`: 35 s, so that a request which waited for `max_wait` still gets its answer.
 pub const DRAIN: Duration = Duration::from_secs(35);
 

@@ -14,6 +14,7 @@ pub const GROUPS: &[Group] = &[
             "via",
             "max_wait",
             "max_connections",
+            "max_connections_per_client",
             "drain",
             "ungoverned",
             "refusal_status",

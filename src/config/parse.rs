@@ -143,6 +143,9 @@ fn read_proxy(top: &Section<'_, '_>) -> Proxy {
         max_connections: proxy
             .read("max_connections", |v| value::whole(v, MAX_CONNECTIONS))
             .unwrap_or(default::MAX_CONNECTIONS),
+        max_connections_per_client: proxy.read("max_connections_per_client", |v| {
+            value::whole(v, MAX_CONNECTIONS)
+        }),
         drain: proxy
             .read("drain", |v| value::duration(v, DRAIN))
             .unwrap_or(default::DRAIN),

@@ -1,6 +1,6 @@
 //! What all replicas together have sent, from what each says with its heartbeats. Instants and words are arguments.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use crate::membership::lease::Lease;
 
@@ -10,6 +10,8 @@ const RATE_SECONDS: i64 = 10;
 const KEPT_SECONDS: i64 = 300;
 /// Runs that are remembered although they hold no number.
 const KEPT_RUNS: usize = 256;
+/// Seconds with dispatches that each replica tells of with a heartbeat, the latest ones.
+pub const TOLD_SECONDS: i64 = 20;
 /// Seconds that may still grow: a heartbeat is a second late at the least.
 const UNSETTLED: i64 = 2;
 
@@ -28,6 +30,8 @@ pub struct Figures {
 #[derive(Debug, Default)]
 pub struct Cluster {
     destinations: HashMap<String, Heard>,
+    /// Settled seconds of which everybody who is heard has told: not those of an outage.
+    known: BTreeSet<i64>,
 }
 
 #[derive(Debug, Default)]
@@ -69,6 +73,27 @@ impl Cluster {
                 .seconds
                 .retain(|second, _| *second >= now - KEPT_SECONDS);
         }
+    }
+
+    /// All leases were read at the store's second `now`.
+    pub fn read(&mut self, now: i64) {
+        self.known.extend(now - TOLD_SECONDS..now - UNSETTLED);
+        // A clock that went back has left seconds of the future.
+        self.known
+            .retain(|second| (now - KEPT_SECONDS..now).contains(second));
+    }
+
+    /// Dispatches of all replicas in each of the last 300 whole seconds before the store's second `now`, oldest first;
+    /// `None` for seconds of which we have not heard: the last few, and those of an outage.
+    pub fn per_second(&self, destination: &str, now: i64) -> Vec<Option<u64>> {
+        let heard = self.destinations.get(destination);
+        let count = |second| {
+            let of = heard.and_then(|h| h.seconds.get(&second));
+            of.map_or(0, |of| of.values().sum())
+        };
+        (now - KEPT_SECONDS..now)
+            .map(|second| self.known.contains(&second).then(|| count(second)))
+            .collect()
     }
 
     /// Forgets runs that nobody `knows` any more, once they are many. (One may come back: two replicas that were given
@@ -143,6 +168,30 @@ mod tests {
         assert_eq!((f.dispatches, f.busiest_second), (5, 8));
         assert_eq!(c.figures("d", 500).busiest_second, 0);
         assert_eq!(c.figures("other", 104), Figures::default());
+    }
+
+    #[test]
+    fn a_second_is_known_once_it_is_settled_and_never_if_it_passed_in_an_outage() {
+        let mut c = Cluster::default();
+        assert_eq!(c.per_second("d", 100), [None; 300]);
+        c.hear(&lease("a", 9, &[(97, 4), (98, 5)]), 100, true);
+        c.read(100);
+        let at = |c: &Cluster, now: i64, second: i64| {
+            c.per_second("d", now)[usize::try_from(second - now + 300).expect("one of the 300")]
+        };
+        assert_eq!(c.per_second("d", 100).len(), 300);
+        let seen = [79, 80, 97, 98].map(|second| at(&c, 100, second));
+        assert_eq!(seen, [None, Some(0), Some(4), None]);
+        // Away until 160: nobody tells of all that was sent in between.
+        assert_eq!(at(&c, 160, 120), None);
+        c.hear(&lease("a", 99, &[(150, 3)]), 160, false);
+        c.read(160);
+        let seen = [97, 98, 139, 140, 150].map(|second| at(&c, 160, second));
+        assert_eq!(seen, [Some(4), None, None, Some(0), Some(3)]);
+        assert_eq!(c.per_second("other", 160)[290], Some(0));
+        // The store's clock goes back.
+        c.read(50);
+        assert_eq!(c.known.last(), Some(&47));
     }
 
     #[test]

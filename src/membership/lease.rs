@@ -17,6 +17,9 @@ use crate::pacing::{
 /// cleared, and whoever held the number may live on.
 pub const FREED: &str = "free";
 
+/// Counts beyond this are nobody's, and their sums would not fit.
+const GREATEST: u64 = 1 << 48;
+
 /// Rows longer than this are not read.
 const LONGEST: usize = 256 * 1024;
 
@@ -82,9 +85,10 @@ impl Word {
                 .into_iter()
                 .flatten()
         };
+        let count = |value: &Value| value.as_u64().filter(|n| *n <= GREATEST);
         let seconds = entries("seconds").map(|(d, counts)| {
             let counts = counts.as_object().into_iter().flatten();
-            let counts = counts.filter_map(|(s, n)| Some((s.parse().ok()?, n.as_u64()?)));
+            let counts = counts.filter_map(|(s, n)| Some((s.parse().ok()?, count(n)?)));
             (d.clone(), counts.collect())
         });
         Some(Word {
@@ -98,7 +102,7 @@ impl Word {
                 .and_then(|n| u32::try_from(n).ok())
                 .unwrap_or(0),
             dispatches: entries("dispatches")
-                .filter_map(|(d, n)| Some((d.clone(), n.as_u64()?)))
+                .filter_map(|(d, n)| Some((d.clone(), count(n)?)))
                 .collect(),
             seconds: seconds.collect(),
             failing: value

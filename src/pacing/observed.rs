@@ -83,6 +83,19 @@ impl Observed {
         whole.map(|s| s.count).sum::<usize>() as f64 / span as f64
     }
 
+    /// Dispatches in each whole second of the last five minutes, oldest first.
+    pub fn per_second(&self, now: LocalTime) -> Vec<u64> {
+        let oldest = now.0.div_euclid(SECOND) - KEPT_SECONDS;
+        let mut counts = vec![0; KEPT_SECONDS as usize];
+        for second in self.kept(now) {
+            let index = usize::try_from(second.number - oldest).ok();
+            if let Some(count) = index.and_then(|i| counts.get_mut(i)) {
+                *count = second.count as u64;
+            }
+        }
+        counts
+    }
+
     /// All dispatches so far.
     pub fn total(&self) -> u64 {
         self.total
@@ -126,6 +139,21 @@ mod tests {
         assert_eq!(o.smallest_gap(now), Some(0.05));
         assert_eq!(o.rate(LocalTime(60 * SECOND)), 0.0);
         assert_eq!(o.busiest_second(LocalTime(400 * SECOND)), 0);
+    }
+
+    #[test]
+    fn whole_seconds_of_five_minutes_are_told_oldest_first() {
+        let mut o = Observed::default();
+        assert_eq!(o.per_second(LocalTime(0)), [0; 300]);
+        for at in [0, 1, 1, 299, 300, 300] {
+            o.dispatched(LocalTime(at * SECOND));
+        }
+        let at_300 = o.per_second(LocalTime(300 * SECOND));
+        assert_eq!((at_300.len(), at_300[0], at_300[1]), (300, 1, 2));
+        assert_eq!(at_300[299], 1, "the second that has begun is not whole");
+        let at_301 = o.per_second(LocalTime(301 * SECOND));
+        assert_eq!((at_301[0], at_301[298], at_301[299]), (2, 1, 2));
+        assert_eq!(o.per_second(LocalTime(700 * SECOND)), [0; 300]);
     }
 
     proptest! {

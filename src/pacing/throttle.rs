@@ -176,7 +176,7 @@ impl Throttle {
         let mut changed = false;
         if episode >= self.episode {
             self.touch(at);
-            self.episode += 1;
+            self.episode = self.episode.saturating_add(1);
             self.multiplier = (self.multiplier.saturating_mul(2)).clamp(1, CAP);
             self.clean = 0;
             changed = true;

@@ -1,16 +1,21 @@
 //! Proxy credentials: `Proxy-Authorization: Basic` (RFC 7617) against stored hashes.
 //!
-//! A credential that verified once is remembered by a keyed digest, so that argon2 is paid once per user and not per
-//! request. Unknown users cost the same work as known ones.
+//! What a credential turned out to be is remembered by a keyed digest, so that argon2 is paid once for each and not per
+//! request, by a fleet with a wrong password as little as by one with the right one. Unknown users cost the same work as
+//! known ones. How often an address may have new ones tried is in `guesses`.
+
+mod guesses;
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap},
+    num::NonZeroUsize,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use argon2::{Argon2, PasswordHash, PasswordVerifier as _};
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use http::{HeaderMap, header::PROXY_AUTHORIZATION};
+use lru::LruCache;
 use sha2::{Digest as _, Sha256};
 use subtle::ConstantTimeEq as _;
 use tokio::sync::Semaphore;
@@ -18,21 +23,35 @@ use tokio::sync::Semaphore;
 use crate::{
     config::{self, PasswordHash as Stored},
     error::Error,
+    pacing::{queue::Client, time::LocalTime},
+    proxy::auth::guesses::Guesses,
 };
 
-/// Digests remembered at most; more than this means that somebody changes passwords, or guesses.
-const REMEMBERED: usize = 4_096;
+/// Credentials remembered at most, right and wrong ones each.
+const REMEMBERED: NonZeroUsize = NonZeroUsize::new(4_096).unwrap();
 /// Hashes computed at once: each takes a processor, and argon2 much memory.
 const HASHES_AT_ONCE: usize = 1;
 /// Credentials longer than this are not looked at.
 const LONGEST: usize = 1_024;
 
+type Digest = [u8; 32];
+
 /// The users of `[proxy.auth]`.
 pub struct Credentials {
     users: BTreeMap<Arc<str>, Stored>,
-    verified: Mutex<HashSet<[u8; 32]>>,
-    hashing: Semaphore,
+    known: Mutex<Known>,
+    hashing: Arc<Semaphore>,
     key: [u8; 32],
+}
+
+/// What is known of credentials without hashing them.
+struct Known {
+    right: LruCache<Digest, ()>,
+    /// Kept apart, so that guesses push no right one out.
+    wrong: LruCache<Digest, ()>,
+    /// Being hashed, or waiting for it, by how many requests wait for the same.
+    pending: HashMap<Digest, usize>,
+    guesses: Guesses,
 }
 
 impl std::fmt::Debug for Credentials {
@@ -63,55 +82,71 @@ impl Credentials {
         let users = auth.users.iter().map(user).collect();
         Credentials {
             users,
-            verified: Mutex::default(),
-            hashing: Semaphore::new(HASHES_AT_ONCE),
+            known: Mutex::new(Known {
+                right: LruCache::new(REMEMBERED),
+                wrong: LruCache::new(REMEMBERED),
+                pending: HashMap::new(),
+                guesses: Guesses::new(),
+            }),
+            hashing: Arc::new(Semaphore::new(HASHES_AT_ONCE)),
             key,
         }
     }
 
-    /// The user whose credentials the request carries. Hashing is slow by design, so it is done beside the runtime and
-    /// few at a time: whoever guesses waits for other guessers, and nobody else does.
+    /// The user whose credentials the request of the address `from` carries. Hashing is slow by design, so it is done
+    /// beside the runtime and few at a time: whoever guesses waits for other guessers, and is soon told to come back
+    /// later.
     ///
     /// # Errors
-    /// There are none, or they are wrong; which of both is not told.
-    pub async fn check(&self, headers: &HeaderMap) -> Result<Arc<str>, Error> {
+    /// There are no credentials, or they are wrong (which of both is not told), or the address has had too many wrong
+    /// ones tried of late.
+    pub async fn check(&self, from: Client, headers: &HeaderMap) -> Result<Arc<str>, Error> {
         let (name, password) = basic(headers).ok_or(Error::CredentialsNeeded)?;
-        let digest: [u8; 32] = Sha256::new()
+        let digest: Digest = Sha256::new()
             .chain_update(self.key)
             .chain_update(&name)
             .chain_update([0])
             .chain_update(&password)
             .finalize()
             .into();
-        let known = self.users.get_key_value(name.as_str());
-        if let (true, Some((user, _))) = (self.verified().contains(&digest), known) {
-            return Ok(user.clone());
+        let user = self.users.get_key_value(name.as_str());
+        if let Some(verdict) = self.recall(&digest, user.map(|(name, _)| name)) {
+            return verdict;
         }
-        let mut hashes: Vec<Stored> = known.map(|(_, hash)| hash.clone()).into_iter().collect();
+        let _pending = Pending::new(self, digest, from)?;
+        let Ok(permit) = self.hashing.clone().acquire_owned().await else {
+            return Err(Error::CredentialsNeeded);
+        };
+        // Many connections of one worker come with the same credentials at once: the first has been at it meanwhile.
+        if let Some(verdict) = self.recall(&digest, user.map(|(name, _)| name)) {
+            return verdict;
+        }
+        let mut hashes: Vec<Stored> = user.map(|(_, hash)| hash.clone()).into_iter().collect();
         // The slowest hash is tried beside any other, so that neither unknown users nor kinds of hash show in the time.
         let is_slow = |hash: &&Stored| matches!(hash, Stored::Argon2(_));
         if !hashes.iter().any(|hash| is_slow(&hash)) {
             hashes.extend(self.users.values().find(is_slow).cloned());
         }
-        let ours = known.is_some();
-        let Ok(permit) = self.hashing.acquire().await else {
-            return Err(Error::CredentialsNeeded);
-        };
+        let ours = user.is_some();
         let checked = tokio::task::spawn_blocking(move || {
+            // Held to the end of the hashing, which goes on when the request is dropped.
+            let _permit = permit;
             let all: Vec<bool> = hashes.iter().map(|hash| matches(hash, &password)).collect();
             ours && all.first() == Some(&true)
         });
         let right = checked.await.unwrap_or(false);
-        drop(permit);
-        let (true, Some((user, _))) = (right, known) else {
-            return Err(Error::CredentialsNeeded);
-        };
-        let mut remembered = self.verified();
-        if remembered.len() >= REMEMBERED {
-            remembered.clear();
+        let mut known = self.lock();
+        match (right, user) {
+            (true, Some((user, _))) => {
+                known.right.put(digest, ());
+                known.guesses.refund(from);
+                Ok(user.clone())
+            }
+            _ => {
+                known.wrong.put(digest, ());
+                Err(Error::CredentialsNeeded)
+            }
         }
-        remembered.insert(digest);
-        Ok(user.clone())
     }
 
     /// Whether a user that [`Credentials::check`] found, perhaps of those that were in force before, may still use the
@@ -121,8 +156,51 @@ impl Credentials {
         own.is_some_and(|(own, _)| Arc::ptr_eq(own, user))
     }
 
-    fn verified(&self) -> MutexGuard<'_, HashSet<[u8; 32]>> {
-        self.verified.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What these credentials turned out to be before.
+    fn recall(&self, digest: &Digest, user: Option<&Arc<str>>) -> Option<Result<Arc<str>, Error>> {
+        let mut known = self.lock();
+        if let (Some(()), Some(user)) = (known.right.get(digest), user) {
+            return Some(Ok(user.clone()));
+        }
+        let wrong = known.wrong.get(digest).is_some();
+        wrong.then_some(Err(Error::CredentialsNeeded))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A request whose credentials are being found out. Only the first of those with the same ones is charged for it.
+struct Pending<'c> {
+    credentials: &'c Credentials,
+    digest: Digest,
+}
+
+impl<'c> Pending<'c> {
+    fn new(credentials: &'c Credentials, digest: Digest, from: Client) -> Result<Self, Error> {
+        let mut known = credentials.lock();
+        if !known.pending.contains_key(&digest) {
+            let charged = known.guesses.charge(LocalTime::now(), from);
+            charged.map_err(|retry_after| Error::Guessing { retry_after })?;
+        }
+        *known.pending.entry(digest).or_insert(0) += 1;
+        Ok(Pending {
+            credentials,
+            digest,
+        })
+    }
+}
+
+impl Drop for Pending<'_> {
+    fn drop(&mut self) {
+        let mut known = self.credentials.lock();
+        if let Some(waiting) = known.pending.get_mut(&self.digest) {
+            *waiting -= 1;
+            if *waiting == 0 {
+                known.pending.remove(&self.digest);
+            }
+        }
     }
 }
 
@@ -195,17 +273,23 @@ mod tests {
         let c = credentials();
         for _ in 0..3 {
             assert_eq!(
-                c.check(&login("ali", "open:sesame")).await.as_deref(),
+                c.check(1, &login("ali", "open:sesame")).await.as_deref(),
                 Ok("ali")
             );
-            assert_eq!(c.check(&login("bab", "secret")).await.as_deref(), Ok("bab"));
+            assert_eq!(
+                c.check(1, &login("bab", "secret")).await.as_deref(),
+                Ok("bab")
+            );
         }
     }
 
     #[tokio::test]
     async fn after_a_change_only_users_with_the_same_hash_stand() {
         let before = credentials();
-        let user = before.check(&login("bab", "secret")).await.expect("right");
+        let user = before
+            .check(1, &login("bab", "secret"))
+            .await
+            .expect("right");
         let with = |hash: &[u8]| {
             let stored = Stored::Sha256(Sha256::digest(hash).into());
             let users = BTreeMap::from([("bab".to_owned(), stored)]);
@@ -214,16 +298,19 @@ mod tests {
         let (same, changed) = (with(b"secret"), with(b"other"));
         assert!(before.stand(&user) && same.stand(&user));
         assert!(!changed.stand(&user));
-        let old = changed.check(&login("bab", "secret")).await;
+        let old = changed.check(1, &login("bab", "secret")).await;
         assert_eq!(old, Err(Error::CredentialsNeeded));
-        let again = changed.check(&login("bab", "other")).await.expect("right");
+        let again = changed
+            .check(1, &login("bab", "other"))
+            .await
+            .expect("right");
         assert!(changed.stand(&again) && !same.stand(&again));
     }
 
     #[tokio::test]
     async fn everything_else_is_turned_away() {
         let c = credentials();
-        for headers in [
+        for (from, headers) in [
             HeaderMap::new(),
             login("ali", "secret"),
             login("bab", "open:sesame"),
@@ -234,11 +321,71 @@ mod tests {
             with("Basic"),
             with(&format!("Basic {}", STANDARD.encode([0xff, 0xfe]))),
             with(&format!("Basic {}", STANDARD.encode("x".repeat(2_000)))),
-        ] {
-            assert_eq!(c.check(&headers).await, Err(Error::CredentialsNeeded));
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            assert_eq!(
+                c.check(from as Client, &headers).await,
+                Err(Error::CredentialsNeeded)
+            );
         }
         let mut twice = login("bab", "secret");
         twice.append(PROXY_AUTHORIZATION, "Basic x".parse().expect("a value"));
-        assert_eq!(c.check(&twice).await, Err(Error::CredentialsNeeded));
+        assert_eq!(c.check(1, &twice).await, Err(Error::CredentialsNeeded));
+    }
+
+    #[tokio::test]
+    async fn who_guesses_is_told_to_come_back_and_keeps_nobody_else_out() {
+        let c = credentials();
+        assert_eq!(
+            c.check(1, &login("bab", "secret")).await.as_deref(),
+            Ok("bab")
+        );
+        let mut refused = 0;
+        for n in 0..100 {
+            match c.check(1, &login("bab", &format!("guess{n}"))).await {
+                Err(Error::CredentialsNeeded) => {}
+                Err(Error::Guessing { retry_after }) => {
+                    assert!(retry_after > 0);
+                    refused += 1;
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        assert!(refused >= 60, "only {refused} of 100 guesses were refused");
+        assert_eq!(
+            c.check(1, &login("bab", "secret")).await.as_deref(),
+            Ok("bab"),
+            "what is known to be right is not held back by who guesses beside it"
+        );
+        assert_eq!(
+            c.check(2, &login("ali", "open:sesame")).await.as_deref(),
+            Ok("ali")
+        );
+    }
+
+    #[tokio::test]
+    async fn the_same_credentials_are_tried_once_however_often_they_come() {
+        let c = credentials();
+        for _ in 0..100 {
+            let wrong = c.check(1, &login("bab", "outdated")).await;
+            assert_eq!(
+                wrong,
+                Err(Error::CredentialsNeeded),
+                "never throttled: nothing is guessed"
+            );
+        }
+        // Many at once, as after a restart, more than one address may guess.
+        let c = Arc::new(c);
+        let mut many = tokio::task::JoinSet::new();
+        for _ in 0..100 {
+            let c = c.clone();
+            many.spawn(async move { c.check(1, &login("ali", "open:sesame")).await });
+        }
+        for verdict in many.join_all().await {
+            assert_eq!(verdict.as_deref(), Ok("ali"));
+        }
+        assert!(c.lock().pending.is_empty());
     }
 }

@@ -22,6 +22,7 @@ use crate::{
     proxy::{Downstream, answer::Answer},
     record::Record,
     rules::Rules,
+    shares::Share,
     upstream::stream::Stream,
 };
 
@@ -36,6 +37,8 @@ pub enum Plan {
         tls: Arc<ServerConfig>,
         /// Who opened it.
         user: Option<Arc<str>>,
+        /// Its place among those of its client.
+        share: Share,
     },
     /// Pass bytes to a connection that is there already.
     Relay {
@@ -47,6 +50,8 @@ pub enum Plan {
         authority: Authority,
         /// Who opened it.
         user: Option<Arc<str>>,
+        /// Its place among those of its client.
+        share: Share,
     },
     /// Pass bytes to a connection that has switched protocols.
     Switched {
@@ -98,12 +103,19 @@ pub async fn open(
             return Err(Error::PortDenied);
         }
         let tls = rules.leaves.server_config(&authority.host).map_err(|e| {
-            tracing::warn!(host = %authority.host, "no leaf: {e}");
-            Error::NotCovered
+            if proxy.unsigned.is_due() {
+                tracing::warn!(host = %authority.host, "no leaf: {e}");
+            }
+            if e.is_out_of_time() {
+                Error::CaOutOfTime
+            } else {
+                Error::NotCovered
+            }
         })?;
         downstream.promise(Plan::Intercept {
             authority,
             tls,
+            share: share(downstream, user.as_ref())?,
             user,
         });
         return Ok(established());
@@ -112,6 +124,7 @@ pub async fn open(
     if !port_allowed {
         return Err(Error::PortDenied);
     }
+    let share = share(downstream, user.as_ref())?;
     let started = Instant::now();
     let origin = proxy.upstream.tunnel(&authority).await;
     record.connected(started.elapsed());
@@ -122,8 +135,15 @@ pub async fn open(
         address,
         authority,
         user,
+        share,
     });
     Ok(established())
+}
+
+/// One more tunnel for this client.
+fn share(downstream: &Downstream, user: Option<&Arc<str>>) -> Result<Share, Error> {
+    let client = downstream.client_key(user);
+    downstream.proxy.tunnels.take(client).ok_or(Error::Share)
 }
 
 /// Exactly 200: several clients take no other 2xx. The codec adds no length and no body to it.

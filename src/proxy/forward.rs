@@ -97,6 +97,7 @@ async fn paced(
     target: &Target,
     record: &mut Record,
 ) -> Result<Response<Answer>, Error> {
+    let waiting = destination.queue_share(terms.client)?;
     let arrived = LocalTime::now();
     let arrival = Arrival {
         client: terms.client,
@@ -108,7 +109,7 @@ async fn paced(
         .enter(arrival)
         .map_err(Error::Paced)?;
     let (proxy, switches) = (&downstream.proxy, request.headers().contains_key(UPGRADE));
-    let (mut unsent, mut is_near) = (0, false);
+    let (mut unsent, mut is_near, mut waiting) = (0, false, Some(waiting));
     let mut repeats = destination.config().retry_throttled;
     let url = destination.url_of(&request, target);
     loop {
@@ -118,6 +119,7 @@ async fn paced(
             turn = turn(proxy, target, ticket, record, (is_near, unsent > 0), request.body_mut()) => turn?,
             () = drain.given_up() => return Err(Error::Draining),
         };
+        drop(waiting.take());
         destination.dispatched(&departure, arrived);
         record.queued();
         let repeat = (repeats > 0).then(|| repeatable(&request)).flatten();

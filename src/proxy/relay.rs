@@ -12,15 +12,22 @@ use std::{
 };
 
 use bytes::{Buf as _, Bytes};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional_with_sizes};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional_with_sizes},
+    time::Instant,
+};
 
 use crate::{downstream::socket::Socket, record::Record};
 
 /// Bytes under way in each direction.
 const BUFFER: usize = 32 * 1024;
 
-/// A tunnel in which nothing moves for this long, either way, has been left by somebody.
+/// A tunnel in which nothing moves for this long, either way, has been left by somebody. It is looked at from time to
+/// time only.
 const IDLE_DEADLINE: Duration = Duration::from_secs(600);
+const LOOK_EVERY: Duration = Duration::from_secs(60);
+/// No tunnel is older than this, whatever moves in it: who was let in must ask again from time to time.
+const LIFE_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Passes bytes until both sides have ended; one side's end is passed on as such, and the other goes on. Ends too when
 /// nothing moves for long, and when the rules no longer allow the tunnel, which `outlived` tells.
@@ -37,14 +44,14 @@ pub async fn relay<C, O>(
     client.moved = Some(moved.clone());
     let both = copy_bidirectional_with_sizes(&mut client, &mut origin, BUFFER, BUFFER);
     let abandoned = async {
-        let mut before = 0;
-        loop {
-            tokio::time::sleep(IDLE_DEADLINE).await;
+        let opened = Instant::now();
+        let (mut before, mut since) = (0, opened);
+        while since.elapsed() < IDLE_DEADLINE && opened.elapsed() < LIFE_DEADLINE {
+            tokio::time::sleep(LOOK_EVERY).await;
             let now = moved.load(Relaxed);
-            if now == before {
-                return;
+            if now != before {
+                (before, since) = (now, Instant::now());
             }
-            before = now;
         }
     };
     let ended = tokio::select! {
@@ -91,11 +98,11 @@ impl<S> Early<S> {
 
 impl Early<Socket> {
     /// The first byte, which stays to be read; `None` if there is none in time.
-    pub async fn first_byte(&self, patience: Duration) -> Option<u8> {
+    pub async fn first_byte(&self, until: Instant) -> Option<u8> {
         if let Some(first) = self.early.first() {
             return Some(*first);
         }
-        let first = tokio::time::timeout(patience, self.stream.first_byte()).await;
+        let first = tokio::time::timeout_at(until, self.stream.first_byte()).await;
         first.ok()?.ok()?
     }
 }

@@ -3,7 +3,10 @@
 use std::{io, sync::Arc, time::Duration};
 
 use bytes::Bytes;
-use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
+    time::Instant,
+};
 use tokio_rustls::TlsAcceptor;
 
 use crate::{
@@ -41,6 +44,7 @@ pub async fn run(
             address,
             authority,
             user,
+            share: _share,
         } => {
             let _open = outer.proxy.metrics.tunnel();
             let opened = Opened {
@@ -70,6 +74,7 @@ pub async fn run(
             authority,
             tls,
             user,
+            share: _share,
         } => {
             let pinned = |scheme, sni| Pinned {
                 scheme,
@@ -77,13 +82,11 @@ pub async fn run(
                 sni,
                 user: user.clone(),
             };
-            match client.first_byte(HANDSHAKE_DEADLINE).await {
+            let until = Instant::now() + HANDSHAKE_DEADLINE;
+            match client.first_byte(until).await {
                 Some(TLS_HANDSHAKE) => {
-                    let accepted = tokio::time::timeout(
-                        HANDSHAKE_DEADLINE,
-                        TlsAcceptor::from(tls).accept(client),
-                    )
-                    .await;
+                    let accepted =
+                        tokio::time::timeout_at(until, TlsAcceptor::from(tls).accept(client)).await;
                     let stream = match accepted {
                         Ok(Ok(stream)) => stream,
                         Ok(Err(e)) => {
@@ -92,11 +95,18 @@ pub async fn run(
                                 .for_each(|r| r.broke_off("handshake_failed"));
                             return handshake_failed(&outer.proxy, &authority.host, &e);
                         }
-                        Err(_) => return,
+                        Err(_) => {
+                            record
+                                .iter_mut()
+                                .for_each(|r| r.broke_off("handshake_failed"));
+                            return;
+                        }
                     };
                     let sni = stream.get_ref().1.server_name().map(Host::parse);
                     // A name that is no host name cannot be the tunnel's.
                     let Ok(sni) = sni.transpose() else { return };
+                    // Boxed: it is moved about, and there would be room for it in each place.
+                    let stream = Box::new(stream);
                     serve(outer, pinned(Scheme::Https, sni), stream, drain).await;
                     record.iter_mut().for_each(Record::complete);
                 }

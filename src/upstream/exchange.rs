@@ -41,6 +41,7 @@ pub struct Outgoing {
     ahead_bytes: usize,
     sent: Arc<AtomicU64>,
     expected: bool,
+    stall: Stall,
 }
 
 impl Outgoing {
@@ -53,6 +54,7 @@ impl Outgoing {
             ahead: VecDeque::new(),
             ahead_bytes: 0,
             sent,
+            stall: Stall::default(),
         }
     }
 
@@ -64,6 +66,7 @@ impl Outgoing {
             ahead_bytes: 0,
             sent: self.sent.clone(),
             expected: false,
+            stall: Stall::default(),
         })
     }
 
@@ -97,19 +100,25 @@ impl Outgoing {
 
 impl Body for Outgoing {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let mut frame = match self.ahead.pop_front() {
+    ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+        let this = &mut *self;
+        let mut frame = match this.ahead.pop_front() {
             Some(frame) => Some(Ok(frame)),
-            None => match &mut self.incoming {
-                Some(incoming) => ready!(Pin::new(incoming).poll_frame(cx)),
+            None => match this.incoming.as_mut().map(|i| Pin::new(i).poll_frame(cx)) {
                 None => None,
+                Some(Poll::Ready(frame)) => frame.map(|frame| frame.map_err(|_| BODY_BROKEN)),
+                Some(Poll::Pending) => {
+                    ready!(this.stall.poll(BODY_DEADLINE, cx));
+                    Some(Err(Error::BodyTimeout))
+                }
             },
         };
+        this.stall.moved = true;
         strip_trailers(&mut frame);
         if let Some(data) = frame
             .as_ref()
@@ -141,6 +150,37 @@ impl Body for Outgoing {
             hint.set_upper(upper.saturating_add(ahead));
         }
         hint
+    }
+}
+
+/// Why a request's body ends before its end.
+const BODY_BROKEN: Error =
+    Error::Malformed("the request's body ended early or is malformed; send all of it as framed");
+
+/// A client that has begun a body and sends nothing more of it for this long holds the origin's connection, and a place
+/// among those under way, for nothing.
+const BODY_DEADLINE: Duration = Duration::from_secs(30);
+
+/// Notices that nothing moves.
+#[derive(Debug, Default)]
+struct Stall {
+    /// Runs while nothing comes; most bodies come without it.
+    until: Option<Pin<Box<Sleep>>>,
+    /// Something came since it was last looked at.
+    moved: bool,
+}
+
+impl Stall {
+    /// To be asked when nothing comes: resolves once that has been so for `patience`.
+    fn poll(&mut self, patience: Duration, cx: &mut Context<'_>) -> Poll<()> {
+        let until = Instant::now() + patience;
+        let sleep = self
+            .until
+            .get_or_insert_with(|| Box::pin(sleep_until(until)));
+        if std::mem::take(&mut self.moved) {
+            sleep.as_mut().reset(until);
+        }
+        sleep.as_mut().poll(cx)
     }
 }
 
@@ -280,9 +320,7 @@ impl Ready {
 pub struct AnswerBody {
     incoming: Incoming,
     ready: Option<Ready>,
-    /// Runs while the origin sends nothing; most bodies come without it.
-    stall: Option<Pin<Box<Sleep>>>,
-    moved: bool,
+    stall: Stall,
 }
 
 impl AnswerBody {
@@ -291,21 +329,8 @@ impl AnswerBody {
         AnswerBody {
             incoming,
             ready: Some(ready),
-            stall: None,
-            moved: false,
+            stall: Stall::default(),
         }
-    }
-
-    /// Resolves when nothing has come for as long as an origin may be silent in the middle of an answer.
-    fn poll_stall(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let until = Instant::now() + STALL_DEADLINE;
-        let stall = self
-            .stall
-            .get_or_insert_with(|| Box::pin(sleep_until(until)));
-        if std::mem::take(&mut self.moved) {
-            stall.as_mut().reset(until);
-        }
-        stall.as_mut().poll(cx)
     }
 }
 
@@ -325,12 +350,12 @@ impl Body for AnswerBody {
             let _ = ready.poll_end(cx);
         }
         let Poll::Ready(mut frame) = Pin::new(&mut this.incoming).poll_frame(cx) else {
-            ready!(this.poll_stall(cx));
+            ready!(this.stall.poll(STALL_DEADLINE, cx));
             this.ready = None;
             return Poll::Ready(Some(Err(Error::ResponseTimeout)));
         };
         strip_trailers(&mut frame);
-        this.moved = true;
+        this.stall.moved = true;
         Poll::Ready(match frame {
             Some(Ok(frame)) => Some(Ok(frame)),
             Some(Err(e)) => {
@@ -366,7 +391,7 @@ impl Drop for AnswerBody {
     }
 }
 
-fn strip_trailers(frame: &mut Option<Result<Frame<Bytes>, hyper::Error>>) {
+fn strip_trailers<E>(frame: &mut Option<Result<Frame<Bytes>, E>>) {
     if let Some(Ok(frame)) = frame
         && let Some(trailers) = frame.trailers_mut()
     {
@@ -376,8 +401,9 @@ fn strip_trailers(frame: &mut Option<Result<Frame<Bytes>, hyper::Error>>) {
 
 fn of_hyper(e: &hyper::Error) -> Error {
     if e.is_user() {
-        // The one thing of ours that can fail there is the client's body, which broke off or is not framed as it must be.
-        Error::Malformed("the request's body ended early or is malformed; send all of it as framed")
+        // The one thing of ours that can fail there is the client's body.
+        let cause = std::error::Error::source(e).and_then(|cause| cause.downcast_ref());
+        cause.copied().unwrap_or(BODY_BROKEN)
     } else if e.is_parse() || e.is_parse_status() {
         Error::BadResponse
     } else if e.is_timeout() {

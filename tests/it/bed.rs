@@ -7,6 +7,7 @@ pub mod await_until;
 pub mod bouncer;
 pub mod certs;
 pub mod client;
+pub mod crowd;
 pub mod http_text;
 pub mod link;
 pub mod metrics;

@@ -194,7 +194,7 @@ fn an_order_that_cannot_be_carried_out_says_what_to_change() {
     );
     let page = replica.admin("/").unwrap().text();
     assert!(
-        page.contains("embedded store") && page.contains("<td>maps"),
+        page.contains("embedded store") && page.contains(">maps</h2>"),
         "{page}"
     );
 }

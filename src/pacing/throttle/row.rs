@@ -11,6 +11,8 @@ use crate::pacing::time::{LocalTime, Nanos};
 
 /// The word of a row that is not there.
 pub const NO_ROW: &str = "1";
+/// A version or an episode beyond this is no replica's: it could never be outdone.
+const GREATEST: u64 = u64::MAX / 2;
 /// The longest text that is read.
 const LONGEST: usize = 16 * 1024;
 
@@ -74,7 +76,8 @@ impl Throttle {
         }
         let (word, state) = text.split_once(' ')?;
         let state: Value = serde_json::from_str(state).ok()?;
-        let number = |key: &str| state.get(key).and_then(Value::as_u64);
+        let sane = |value: &Value| value.as_u64().filter(|n| *n <= GREATEST);
+        let number = |key: &str| state.get(key).and_then(sane);
         let multiplier = u32::try_from(number("multiplier")?).ok()?;
         if !(1..=CAP).contains(&multiplier) || !multiplier.is_power_of_two() {
             return None;
@@ -85,7 +88,7 @@ impl Throttle {
         let instant = |t: Nanos| LocalTime(t.saturating_sub(at.offset.unwrap_or(0)));
         let latch = |key: &str| {
             let value = state.get(key)?;
-            let decided = value.get("at").and_then(Value::as_u64)?;
+            let decided = value.get("at").and_then(sane)?;
             let Some(until) = value.get("until") else {
                 return Some(Latch::free(decided));
             };

@@ -288,7 +288,7 @@ impl Scene {
         let panics = Scrape::parse(&metrics)
             .sum("paceline_panics_total", &[])
             .unwrap_or(0.0);
-        if panics > 0.0 || log.contains("panicked") {
+        if panics > 0.0 || log.contains("panic at ") {
             faults.push("something panicked".to_owned());
         }
         let odd = |line: &&str| line.len() > 4096 || line.chars().any(char::is_control);

@@ -303,7 +303,7 @@ fn programs() -> PathBuf {
 }
 
 /// The library that shows a process another time.
-fn faketime() -> PathBuf {
+pub fn faketime() -> PathBuf {
     let folders = fs::read_dir("/usr/lib").expect("/usr/lib");
     let library = folders
         .flatten()

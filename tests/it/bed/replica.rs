@@ -170,9 +170,30 @@ impl Replica {
         self.process.stdout()
     }
 
-    /// What it has printed on stderr.
+    /// What it has printed on stderr. Its log is written a moment after what it tells of, by a thread of its own: so it
+    /// is read again until nothing more has come for that moment, or somebody writes on and on.
     pub fn stderr(&self) -> String {
-        self.process.stderr()
+        let mut log = self.process.stderr();
+        for _ in 0..10 {
+            std::thread::sleep(Duration::from_millis(20));
+            let now = self.process.stderr();
+            if now.len() == log.len() {
+                break;
+            }
+            log = now;
+        }
+        log
+    }
+
+    /// Its process's number.
+    pub fn id(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// The processor time that it has used, in seconds.
+    pub fn processor_seconds(&self) -> f64 {
+        let used = self.scrape().sum("process_cpu_seconds_total", &[]);
+        used.expect("a counter of processor time")
     }
 
     /// Its end, if it has ended.

@@ -91,11 +91,11 @@ fn a_manager_that_has_gone_is_no_reason_to_stop() {
     drop(manager);
     let mut replica = Replica::spawn(&site, "r0", command);
     replica.await_ready();
-    assert!(
-        replica
-            .stderr()
-            .contains("the service manager was not told")
-    );
+    await_until("the log says so", PATIENCE, || {
+        let log = replica.stderr();
+        log.contains("the service manager was not told")
+            .then_some(())
+    });
     replica.signal(Signal::TERM);
     assert_eq!(replica.await_end(PATIENCE).code(), Some(0));
 }
