@@ -1,8 +1,9 @@
 //! `paceline demo`: the point of it all in twenty seconds, on any machine, with nothing installed.
 //!
-//! An origin, replicas and workers run in this process. The replicas are the real thing: each is an [`App`] of its own,
-//! reached over loopback by CONNECT and looked into with a CA that is made for the occasion. Then the same workers go to
-//! the origin without them. What is judged is what the origin saw; nothing is asked of the replicas.
+//! An origin, replicas and workers run in this process. The replicas are the real thing: each is a whole
+//! [`App`](crate::app::App), reached over loopback by CONNECT and looked into with a CA that is made for the occasion.
+//! Then the same workers go to the origin without them. What is judged is what the origin saw; nothing is asked of the
+//! replicas.
 
 mod fleet;
 mod folder;
@@ -36,9 +37,6 @@ use crate::{
     drain,
     pacing::time::LocalTime,
 };
-
-#[cfg(doc)]
-use crate::app::App;
 
 /// Ceilings that a demonstration makes sense with, in requests per second.
 const RATES: std::ops::RangeInclusive<f64> = 0.5..=200.0;

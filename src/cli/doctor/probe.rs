@@ -88,7 +88,11 @@ pub(super) async fn presented(
                     .to_owned(),
             );
         }
-        _ => return Err(format!("CONNECT was answered {first}")),
+        _ => {
+            return Err(format!(
+                "CONNECT was answered {first} (for a host that it governs that would be 200 at once: name one with --url)"
+            ));
+        }
     }
     let Some(name) = server_name(&target.host) else {
         return Err("TLS has no name for this host; name another with --url".to_owned());

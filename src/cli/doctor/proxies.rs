@@ -172,8 +172,9 @@ fn used(around: &Surroundings<'_>, habit: Habit) -> Result<(String, ProxyUrl), S
         .iter()
         .find_map(|name| Some((*name, around.set(name)?)))
     else {
+        let alone = if variables.len() == 1 { " alone" } else { "" };
         return Err(format!(
-            "goes direct: it reads {}; set it",
+            "goes direct: it reads {}{alone}; set it",
             listed(variables)
         ));
     };
@@ -223,7 +224,7 @@ pub(super) fn java_option(around: &Surroundings<'_>, name: &str) -> Option<(&'st
 pub(super) fn listed(names: &[&str]) -> String {
     match names {
         [] => String::new(),
-        [one] => format!("{one} alone"),
+        [one] => (*one).to_owned(),
         [rest @ .., last] => format!("{} or {last}", rest.join(", ")),
     }
 }

@@ -85,6 +85,8 @@ impl Judge {
     /// What a store makes of paceline's certificates.
     pub(super) fn trusts(&self, store: Store<'_>) -> Trusted {
         let found = match store {
+            // Where a file is expected, some clients take a folder too.
+            Store::File(path) if path.is_dir() => in_folder(path),
             Store::File(path) => in_file(path),
             Store::Folder(path) => in_folder(path),
             Store::System => Ok(in_system()),

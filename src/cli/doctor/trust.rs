@@ -41,113 +41,125 @@ pub(super) fn findings(
     around: &Surroundings<'_>,
     trusts: &dyn Fn(Store<'_>) -> Trusted,
 ) -> Vec<Finding> {
-    let of = |family: &Family| of_family(around, family, trusts);
-    FAMILIES.iter().filter_map(of).collect()
+    let mut findings = Vec::new();
+    let mut untold = Vec::new();
+    for family in FAMILIES.iter().filter(|f| f.trust != Trust::AsRuntime) {
+        match verdict(around, family.trust, trusts) {
+            Some((level, text)) => findings.push(of_family(around, family, level, text)),
+            None => untold.push(family.name),
+        }
+    }
+    if !untold.is_empty() {
+        let text = format!(
+            "cannot be told before paceline answers for --url, or --ca FILE names its root: {}",
+            untold.join("; ")
+        );
+        findings.push(Finding::note("trust", text));
+    }
+    findings
 }
 
-fn of_family(
-    around: &Surroundings<'_>,
-    family: &Family,
-    trusts: &dyn Fn(Store<'_>) -> Trusted,
-) -> Option<Finding> {
-    let check = format!("{}: trust", family.name);
-    let is_here = family.is_here(around.present);
-    let finding = |level: Level, text: String| {
-        let absent = !is_here && level != Level::Ok;
-        let level = match level {
-            Level::Problem if family.minor || absent => Level::Note,
-            level => level,
-        };
-        let text = if absent {
-            format!("not found here; {text}")
-        } else {
-            text
-        };
-        Some(Finding::new(level, check.clone(), text))
+fn of_family(around: &Surroundings<'_>, family: &Family, level: Level, text: String) -> Finding {
+    let is_absent = level != Level::Ok && !family.is_here(around.present);
+    let level = match level {
+        Level::Problem if family.minor || is_absent => Level::Note,
+        level => level,
     };
-    match family.trust {
-        Trust::AsRuntime => None,
-        Trust::Elsewhere(means) => finding(Level::Note, format!("set by {means}, which is not looked at")),
-        Trust::Java => match java_option(around, "javax.net.ssl.trustStore") {
-            Some((variable, path)) => finding(
-                Level::Note,
-                format!("the trustStore in {variable}, {path}, which is not looked into; try `keytool -list`"),
-            ),
-            None => finding(
-                Level::Note,
-                "its own trust store, which is not looked into; import ca.pem with keytool, as `paceline env` says".to_owned(),
-            ),
+    let text = match is_absent {
+        true => format!("not found here; {text}"),
+        false => text,
+    };
+    Finding::new(level, format!("{}: trust", family.name), text)
+}
+
+/// What clients that find their roots in this way make of paceline's certificates; `None` if it cannot be told.
+fn verdict(
+    around: &Surroundings<'_>,
+    trust: Trust,
+    trusts: &dyn Fn(Store<'_>) -> Trusted,
+) -> Option<(Level, String)> {
+    let own = |to_set: &str| {
+        let text = format!("trusts its own roots alone; set {to_set} to the bundle");
+        Some((Level::Problem, text))
+    };
+    match trust {
+        Trust::Replaced(variables, otherwise) => {
+            if let Some(folder) = of_folders(around, variables, trusts) {
+                return Some(folder);
+            }
+            let set = variables.iter().find_map(|n| Some((*n, around.set(n)?)));
+            match (set, otherwise) {
+                (Some((name, path)), _) => of_file(name, &path, trusts, false),
+                (None, Otherwise::Own) => own(&listed(variables)),
+                (None, Otherwise::System) => of_system(
+                    trusts,
+                    Level::Problem,
+                    &format!("set {} to the bundle", listed(variables)),
+                ),
+            }
+        }
+        Trust::Added(variable) => match around.set(variable) {
+            Some(path) => of_file(variable, &path, trusts, true),
+            None => own(variable),
         },
         // No variable can change it, so that only whoever needs it has to.
-        Trust::System => match trusts(Store::System) {
-            Trusted::Yes | Trusted::Alone => finding(Level::Ok, "the system's store has paceline's root".to_owned()),
-            Trusted::Untold => finding(Level::Note, UNTOLD.to_owned()),
-            _ => finding(
-                Level::Note,
-                "reads no variable, and the system's store lacks paceline's root; if it fetches from governed hosts, install the root there"
-                    .to_owned(),
-            ),
-        },
-        Trust::Added(variable) => match around.set(variable) {
-            Some(path) => {
-                let (level, text) = of_file(variable, &path, trusts, true);
-                finding(level, text)
-            }
-            None => finding(Level::Problem, format!("trusts its own roots alone; set {variable} to the bundle")),
-        },
-        Trust::Replaced(variables, otherwise) => {
-            let (level, text) = of_replaced(around, variables, otherwise, trusts);
-            finding(level, text)
+        Trust::System => of_system(
+            trusts,
+            Level::Note,
+            "no variable changes that; if it fetches from governed hosts, install the root there",
+        ),
+        Trust::Java => {
+            let text = match java_option(around, "javax.net.ssl.trustStore") {
+                Some((variable, path)) => {
+                    format!("the trustStore in {variable}, {path}, is not looked into; try keytool -list")
+                }
+                None => "its own trust store is not looked into; import ca.pem with keytool, as `paceline env` says".to_owned(),
+            };
+            Some((Level::Note, text))
         }
+        Trust::Elsewhere(means) => Some((
+            Level::Note,
+            format!("set by {means}, which is not looked at"),
+        )),
+        Trust::AsRuntime => None,
     }
 }
 
-const UNTOLD: &str = "cannot be told before paceline answers, or --ca FILE names its root";
-
-fn of_replaced(
+/// Whoever reads `SSL_CERT_FILE` looks into the folders of `SSL_CERT_DIR` too.
+fn of_folders(
     around: &Surroundings<'_>,
     variables: &[&str],
-    otherwise: Otherwise,
     trusts: &dyn Fn(Store<'_>) -> Trusted,
-) -> (Level, String) {
-    // Whoever reads SSL_CERT_FILE looks into the folders of SSL_CERT_DIR too.
-    if variables.contains(&"SSL_CERT_FILE")
-        && let Some(folders) = around.set("SSL_CERT_DIR")
-    {
-        let has_it = |folder: &&str| {
-            let found = trusts(Store::Folder(Path::new(folder)));
-            matches!(found, Trusted::Yes | Trusted::Alone)
-        };
-        if let Some(folder) = folders.split(':').find(has_it) {
-            return (
-                Level::Ok,
-                format!("SSL_CERT_DIR has paceline's root, in {folder}"),
-            );
-        }
+) -> Option<(Level, String)> {
+    if !variables.contains(&"SSL_CERT_FILE") {
+        return None;
     }
-    if let Some((name, path)) = variables.iter().find_map(|n| Some((*n, around.set(n)?))) {
-        return of_file(name, &path, trusts, false);
-    }
-    match (otherwise, trusts(Store::System)) {
-        (Otherwise::System, Trusted::Yes | Trusted::Alone) => (
+    let folders = around.set("SSL_CERT_DIR")?;
+    let has_it = |folder: &&str| {
+        let found = trusts(Store::Folder(Path::new(folder)));
+        matches!(found, Trusted::Yes | Trusted::Alone)
+    };
+    let folder = folders.split(':').find(has_it)?;
+    let text = format!("SSL_CERT_DIR has paceline's root, in {folder}");
+    Some((Level::Ok, text))
+}
+
+fn of_system(
+    trusts: &dyn Fn(Store<'_>) -> Trusted,
+    level: Level,
+    remedy: &str,
+) -> Option<(Level, String)> {
+    match trusts(Store::System) {
+        Trusted::Yes | Trusted::Alone => Some((
             Level::Ok,
             "the system's store has paceline's root".to_owned(),
-        ),
-        (Otherwise::System, Trusted::Untold) => (Level::Note, UNTOLD.to_owned()),
-        (Otherwise::System, _) => (
-            Level::Problem,
-            format!(
-                "the system's store lacks paceline's root; set {} to the bundle",
-                listed(variables)
-            ),
-        ),
-        (Otherwise::Own, _) => (
-            Level::Problem,
-            format!(
-                "trusts its own roots alone; set {} to the bundle",
-                listed(variables)
-            ),
-        ),
+        )),
+        Trusted::Untold => None,
+        Trusted::No => {
+            let text = format!("the system's store lacks paceline's root; {remedy}");
+            Some((level, text))
+        }
+        Trusted::Broken(why) => Some((level, format!("the system's store: {why}; {remedy}"))),
     }
 }
 
@@ -156,16 +168,15 @@ fn of_file(
     path: &str,
     trusts: &dyn Fn(Store<'_>) -> Trusted,
     adds: bool,
-) -> (Level, String) {
-    match trusts(Store::File(Path::new(path))) {
-        Trusted::Yes => (Level::Ok, format!("{name} has paceline's root")),
-        Trusted::Alone if adds => (Level::Ok, format!("{name} has paceline's root")),
-        Trusted::Alone => (
+) -> Option<(Level, String)> {
+    Some(match trusts(Store::File(Path::new(path))) {
+        Trusted::Alone if !adds => (
             Level::Note,
             format!(
                 "{name} has paceline's root and no other: hosts that are not intercepted are refused; name the bundle instead"
             ),
         ),
+        Trusted::Yes | Trusted::Alone => (Level::Ok, format!("{name} has paceline's root")),
         Trusted::No => (
             Level::Problem,
             format!(
@@ -174,13 +185,10 @@ fn of_file(
         ),
         Trusted::Broken(why) => (
             Level::Problem,
-            format!("{name}: {path}: {why}; name the bundle"),
+            format!("{name}: {path}: {why}; name the bundle that `paceline ca bundle` prints"),
         ),
-        Trusted::Untold => (
-            Level::Note,
-            format!("{name}: whether it has paceline's root {UNTOLD}"),
-        ),
-    }
+        Trusted::Untold => return None,
+    })
 }
 
 #[cfg(test)]
@@ -322,8 +330,23 @@ mod tests {
     }
 
     #[test]
-    fn with_nothing_to_compare_with_what_is_set_is_no_problem() {
-        let found = found(&[], &|_| Trusted::Untold);
-        assert!(found.iter().all(|f| f.level != Level::Problem));
+    fn with_nothing_to_compare_with_there_is_one_note_and_what_is_missing_is_a_problem() {
+        let untold = |store: Store<'_>| match store {
+            Store::File(path) if path == Path::new("/gone.pem") => stores(store),
+            _ => Trusted::Untold,
+        };
+        let found = found(
+            &[("PIP_CERT", "/gone.pem"), ("GIT_SSL_CAINFO", "/gone.pem")],
+            &untold,
+        );
+        let of = |level| {
+            found
+                .iter()
+                .filter(move |f| f.level == level)
+                .map(|f| f.check.as_str())
+        };
+        assert_eq!(of(Level::Problem).collect::<Vec<_>>(), ["git: trust"]);
+        assert_eq!(of(Level::Note).filter(|c| *c == "trust").count(), 1);
+        assert!(found.len() < 10, "{found:?}");
     }
 }
