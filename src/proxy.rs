@@ -329,9 +329,7 @@ impl Downstream {
     /// `allow_upstreams`, without which no literal gets this far.
     fn port_allowed(&self, rules: &Rules, authority: &Authority) -> Result<(), Error> {
         let ports = &rules.settings().connect_ports;
-        let listed =
-            matches!(authority.host, Host::Ip(_)) || self.proxy.upstream.is_resolved(authority);
-        if listed || ports.contains(&authority.port) {
+        if self.proxy.upstream.is_listed(authority) || ports.contains(&authority.port) {
             Ok(())
         } else {
             Err(Error::PortDenied)

@@ -13,7 +13,7 @@ use std::{
 use tokio::sync::watch;
 
 use crate::{
-    authority::{Authority, Host},
+    authority::Authority,
     ca::Leaves,
     config::{self, Config, Ungoverned},
     destination::Destinations,
@@ -123,11 +123,7 @@ impl Rules {
         let governed = self.destinations.governing(&opened.authority.host);
         // Requests outside tunnels, and so what they switch to, may name any port of a governed host and what `resolve` names.
         let limited = match opened.kind {
-            Kind::Switched => {
-                let listed = matches!(opened.authority.host, Host::Ip(_))
-                    || upstream.is_resolved(opened.authority);
-                governed.is_none() && !listed
-            }
+            Kind::Switched => governed.is_none() && !upstream.is_listed(opened.authority),
             Kind::Read | Kind::Relayed(_) => true,
         };
         if limited

@@ -16,7 +16,7 @@ use std::{
 };
 
 use crate::{
-    authority::Authority,
+    authority::{Authority, Host},
     config,
     error::Error,
     policy::Reach,
@@ -127,9 +127,14 @@ impl Upstream {
         self.way().dialer.check_reached(authority, address)
     }
 
-    /// Whether the operator said in `resolve` where this host and port are.
-    pub fn is_resolved(&self, authority: &Authority) -> bool {
-        self.way().dialer.is_overridden(authority)
+    /// Whether it is by the operator's word that `authority` can be reached at all: `resolve` names it, or its address has to
+    /// be in `allow_upstreams`, being a literal or this machine's own.
+    pub fn is_listed(&self, authority: &Authority) -> bool {
+        let listed = match &authority.host {
+            Host::Ip(_) => true,
+            Host::Name(name) => dial::is_localhost(name),
+        };
+        listed || self.way().dialer.is_overridden(authority)
     }
 
     /// An idle connection to `target`, if there is one that still lives.

@@ -211,9 +211,14 @@ impl Service<Name> for Checked {
             };
             let found = match name.as_str() {
                 name if is_localhost(name) => LOCALHOST.map(|ip| (ip, port).into()).to_vec(),
-                // The trailing dot keeps the resolver from trying the machine's search domains: with one of them a name
-                // of one label could become a governed host's, and go unpaced.
-                name => lookup(&format!("{name}."), port).await?,
+                name => match listed_in_hosts(name).await {
+                    found if !found.is_empty() => {
+                        found.into_iter().map(|ip| (ip, port).into()).collect()
+                    }
+                    // The trailing dot keeps the resolver from trying the machine's search domains: with one of them a
+                    // name of one label could become a governed host's, and go unpaced.
+                    _ => lookup(&format!("{name}."), port).await?,
+                },
             };
             let mut denied = None;
             let mut allowed = Vec::with_capacity(found.len());
@@ -239,8 +244,29 @@ async fn lookup(name: &str, port: u16) -> Result<Vec<SocketAddr>, Error> {
     Ok(found.map_err(|_| Error::Dns)?.collect())
 }
 
+/// What `/etc/hosts` says of a name (hosts(5)). The C library compares its names letter by letter, and would not find one
+/// that is asked for with a trailing dot.
+async fn listed_in_hosts(name: &str) -> Vec<IpAddr> {
+    match tokio::fs::read_to_string("/etc/hosts").await {
+        Ok(text) => addresses_of(name, &text),
+        Err(_) => Vec::new(),
+    }
+}
+
+fn addresses_of(name: &str, hosts: &str) -> Vec<IpAddr> {
+    let of_line = |line: &str| {
+        let line = line.split('#').next().unwrap_or_default();
+        let mut words = line.split_ascii_whitespace();
+        let address = words.next()?.parse().ok()?;
+        words
+            .any(|listed| listed.eq_ignore_ascii_case(name))
+            .then_some(address)
+    };
+    hosts.lines().filter_map(of_line).collect()
+}
+
 /// RFC 6761 section 6.3: these names are this machine, and no resolver is to be asked for them.
-fn is_localhost(name: &str) -> bool {
+pub fn is_localhost(name: &str) -> bool {
     let name = name.strip_suffix("localhost");
     name.is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
@@ -295,6 +321,19 @@ impl StdError for Error {}
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_hosts_file_is_read_as_the_c_library_reads_it() {
+        let text = "# our own\n127.0.0.1\tlocalhost\n10.0.0.7 db.internal  DB # the database\n\
+                    fd00::7 db.internal\nnonsense db.internal\n10.0.0.8";
+        let found = |name| addresses_of(name, text);
+        let db: Vec<IpAddr> = ["10.0.0.7", "fd00::7"].map(|a| a.parse().unwrap()).into();
+        assert_eq!(found("db.internal"), db);
+        assert_eq!(found("db"), db[..1]);
+        for nobody in ["internal", "db.internal.", "the", ""] {
+            assert_eq!(found(nobody), [] as [IpAddr; 0], "{nobody}");
+        }
+    }
 
     #[test]
     fn names_under_localhost_are_this_machine_and_no_others() {

@@ -101,6 +101,19 @@ fn private_loopback_and_metadata_addresses_are_403() {
 }
 
 #[test]
+fn a_url_on_a_listed_address_may_name_any_port_and_a_tunnel_may_not() {
+    let (site, origin) = (Site::new(), Origin::plain(&[PLAIN]));
+    let listed = "allow_upstreams = [\"127.0.0.0/8\"]";
+    let replica = Replica::start(&site, "r0", &recipe().proxy(listed));
+    for host in ["127.0.0.1", "localhost"] {
+        let there = format!("{host}:{}", origin.address().port());
+        let url = format!("http://{there}/b/1");
+        assert_eq!(replica.session(&there).get(&url).unwrap().status(), 200);
+        expect_connect(&replica, &there, 403, "http_request_denied");
+    }
+}
+
+#[test]
 fn a_client_outside_allow_clients_is_403() {
     let site = Site::new();
     let replica = Replica::start(
