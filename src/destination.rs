@@ -33,7 +33,7 @@ use crate::{
         observed::Observed,
         pacer::{Cause, Refusal, Settings},
         queue::Client,
-        throttle::{self, Regime, Rules, tracker::Event},
+        throttle::{Regime, Rules, tracker::Event},
         time::{LocalTime, Nanos, SECOND, nanos, seconds},
         waits::Waits,
     },
@@ -304,33 +304,8 @@ impl Destination {
                 status: status.as_u16(),
             },
         };
-        if lane.apply(event) {
-            self.tell_regime(lane, verdict);
-        }
+        lane.apply(event);
         let _ = tokio::time::timeout(TOLD_WITHIN, lane.settled()).await;
-    }
-
-    /// One line for each change of the regime that an answer brought about.
-    fn tell_regime(&self, lane: &Lane, verdict: Verdict) {
-        let (regime, now) = (lane.regime(), LocalTime::now());
-        let (cursor, multiplier) = (lane.cursor(), regime.multiplier);
-        let rest_s = regime.halt.map(|h| seconds(h.until.since(now)).ceil());
-        match (verdict, regime.halt.map(|h| h.cause)) {
-            (Verdict::Forbidden(_), Some(throttle::Cause::Lockout(status))) => tracing::warn!(
-                cursor,
-                status,
-                rest_s,
-                "locked out: the destination forbids what we ask for; its requests are refused until then, or until `paceline unlock {}`",
-                self.config().name
-            ),
-            (Verdict::Throttled(_), _) => tracing::warn!(
-                cursor,
-                multiplier,
-                rest_s,
-                "throttled: the destination asks for less; the interval is multiplied, for all replicas"
-            ),
-            _ => {}
-        }
     }
 
     /// A request goes out without a slot; what it would have waited for is recorded, unless it would have been refused.

@@ -42,6 +42,8 @@ pub struct Record {
     first_byte: Option<Duration>,
     status: Option<StatusCode>,
     outcome: &'static str,
+    /// How often it was sent again after a throttle status.
+    again: u32,
     sent: Arc<AtomicU64>,
     received: u64,
 }
@@ -69,6 +71,7 @@ impl Record {
             first_byte: None,
             status: None,
             outcome: "client_gone",
+            again: 0,
             sent: Arc::default(),
             received: 0,
         }
@@ -112,6 +115,7 @@ impl Record {
 
     /// The origin answered with `status`, and the request is to be sent again.
     pub fn goes_again(&mut self, status: StatusCode) {
+        self.again += 1;
         if let Some(destination) = &self.destination {
             destination.figures().responded(status);
         }
@@ -185,6 +189,7 @@ impl Drop for Record {
             destination,
             status = self.status.map(|s| s.as_u16()),
             outcome = self.outcome,
+            again = (self.again > 0).then_some(self.again),
             queue_s = seconds(self.queued),
             connect_s = seconds(self.connected),
             first_byte_s = seconds(self.first_byte),

@@ -6,12 +6,18 @@ use super::Destination;
 use crate::{
     authority::Host,
     config::Scope,
-    pacing::{lane::Lane, throttle::tracker::Event, time::nanos},
+    pacing::{
+        lane::Lane,
+        throttle::tracker::Event,
+        time::{LocalTime, nanos},
+    },
     store::Store,
 };
 
 /// By then the others can know of it, or an operator is told that they cannot.
 const TOLD_WITHIN: Duration = Duration::from_secs(2);
+/// From one heartbeat of another replica to its next, and the call itself.
+const HEARD_WITHIN: Duration = Duration::from_millis(1_200);
 
 impl Destination {
     /// Ends its lockout, and what would soon have led to one. Returns whether there was any.
@@ -31,10 +37,13 @@ impl Destination {
             return Err("the destination's name is too long for the store".to_owned());
         };
         whole.apply(Event::Pause(nanos(span)));
-        settled(whole).await
+        settled(whole).await?;
+        self.heard_by_all().await;
+        Ok(())
     }
 
-    /// Ends a pause, an operator's or one that `Retry-After` asked for. Returns whether there was any.
+    /// Ends a pause, an operator's or one that `Retry-After` asked for, and the slow-down after protests. Returns whether
+    /// there was any.
     ///
     /// # Errors
     /// As for [`Destination::unlock`].
@@ -56,7 +65,20 @@ impl Destination {
         for lane in &lanes {
             settled(lane).await?;
         }
+        if any {
+            self.heard_by_all().await;
+        }
         Ok(any)
+    }
+
+    /// Until the other replicas, if there are any, have read the row with a heartbeat. One that refuses requests asks for no
+    /// slots, and hears of it no sooner.
+    async fn heard_by_all(&self) {
+        if let Store::Postgres(store) = &self.ground.store
+            && store.membership().count(LocalTime::now()).0 > 1
+        {
+            tokio::time::sleep(HEARD_WITHIN).await;
+        }
     }
 
     /// The lanes of hosts whose throttle only other replicas have had to do with.

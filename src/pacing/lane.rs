@@ -27,7 +27,7 @@ use crate::{
         course::{Course, Step, View},
         cursor::Ask,
         pacer::{Action, Arrival, Dispatched, Id, Pacer, Refusal, Settings, Slot},
-        throttle::{Rules, tracker::Tracker},
+        throttle::{Regime, Rules, tracker::Tracker},
         time::{LocalTime, Nanos},
     },
     store::{Store, memory, postgres::Postgres},
@@ -76,6 +76,8 @@ struct Core {
     memory: memory::Held,
     course: Course,
     tracker: Tracker,
+    /// What was in force when the log was told last.
+    told: Regime,
     /// A write of the throttle's state is under way; and one that failed is not tried again before this.
     writing: bool,
     write_from: LocalTime,
@@ -136,6 +138,7 @@ impl Lane {
             memory,
             course: Course::default(),
             tracker: Tracker::new(rules),
+            told: Regime::default(),
             writing: false,
             write_from: LocalTime(Nanos::MIN),
             watched: false,

@@ -163,6 +163,17 @@ pub enum Cause {
     Pause,
 }
 
+impl Cause {
+    /// One word for it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Cause::Hold => "retry_after",
+            Cause::Lockout(_) => "lockout",
+            Cause::Pause => "pause",
+        }
+    }
+}
+
 impl Throttle {
     /// A request of `episode` was answered with a throttle status. It widens once for each episode: an answer to a request
     /// that was given its slot before the last widening says nothing about the pace since. Returns whether anything changed.
@@ -243,15 +254,19 @@ impl Throttle {
         true
     }
 
-    /// An operator ends a pause, his own or the origin's. Returns how far ahead the cursor was moved for it, if there was
-    /// one.
-    pub fn resume(&mut self, at: Moment) -> Option<Stop> {
+    /// An operator ends a pause, an operator's or the origin's, and the slow-down after protests. Returns whether there was
+    /// any, and the pause, for which the cursor was moved ahead.
+    pub fn resume(&mut self, at: Moment) -> (bool, Option<Stop>) {
         let stops = [self.pause, self.hold].into_iter().filter_map(|l| l.stop);
-        let furthest = stops.max_by_key(|s| s.until)?;
-        self.touch(at);
-        self.pause = Latch::free(self.version);
-        self.hold = Latch::free(self.version);
-        Some(furthest)
+        let furthest = stops.max_by_key(|s| s.until);
+        let any = furthest.is_some() || self.multiplier > 1;
+        if any {
+            self.touch(at);
+            self.pause = Latch::free(self.version);
+            self.hold = Latch::free(self.version);
+            (self.multiplier, self.clean) = (1, 0);
+        }
+        (any, furthest)
     }
 
     /// An operator ends a lockout, and what led to one is forgotten.

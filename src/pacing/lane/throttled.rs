@@ -6,8 +6,8 @@ use std::sync::{Arc, MutexGuard, PoisonError, Weak, atomic::Ordering::Relaxed};
 use super::{Core, Lane};
 use crate::{
     pacing::{
-        throttle::{self, Moment, Regime, tracker::Event},
-        time::LocalTime,
+        throttle::{Cause, Moment, Regime, tracker::Event},
+        time::{LocalTime, seconds},
     },
     store::Store,
 };
@@ -125,6 +125,53 @@ impl Lane {
         Moment { now, offset }
     }
 
+    /// One line for each change of what is in force, whichever replica it began with.
+    fn tell(&self, before: Regime, regime: Regime, now: LocalTime) {
+        let cursor = self.cursor();
+        let destination = &*self.name.destination;
+        if regime.multiplier != before.multiplier {
+            let multiplier = regime.multiplier;
+            if multiplier > before.multiplier {
+                tracing::warn!(
+                    cursor,
+                    multiplier,
+                    "throttled: the destination asks for less, and every replica multiplies the interval"
+                );
+            } else {
+                tracing::info!(cursor, multiplier, "the throttle lets go");
+            }
+        }
+        let cause = |r: Regime| r.halt.map(|h| h.cause);
+        let Some(halt) = regime.halt else {
+            if let Some(halt) = before.halt {
+                tracing::info!(cursor, after = halt.cause.word(), "requests go out again");
+            }
+            return;
+        };
+        if cause(before) == Some(halt.cause) && before.halt.is_some_and(|b| b.until >= halt.until) {
+            return;
+        }
+        let rest_s = seconds(halt.until.since(now)).ceil();
+        match halt.cause {
+            Cause::Hold => tracing::warn!(
+                cursor,
+                rest_s,
+                "the destination asked for a pause with Retry-After: nothing is sent for so long"
+            ),
+            Cause::Lockout(status) => tracing::warn!(
+                cursor,
+                status,
+                rest_s,
+                "locked out: the destination forbade several URLs; its requests are refused for so long, or until `paceline unlock {destination}`"
+            ),
+            Cause::Pause => tracing::warn!(
+                cursor,
+                rest_s,
+                "paused by an operator: requests are refused for so long, or until `paceline resume {destination}`"
+            ),
+        }
+    }
+
     /// Brings the pacer under what the throttle has in force.
     pub(super) fn regulate(&self, core: &mut Core, now: LocalTime) {
         if core.tracker.is_due(now) {
@@ -137,15 +184,17 @@ impl Lane {
             Store::Postgres(_) => episode = core.tracker.row_episode(),
         }
         let mut regime = core.tracker.regime(now);
+        if regime != core.told {
+            self.tell(core.told, regime, now);
+            core.told = regime;
+        }
         self.widened.store(regime.multiplier > 1, Relaxed);
-        if regime.halt.is_none_or(|h| h.cause == throttle::Cause::Hold)
+        if regime.halt.is_none_or(|h| h.cause == Cause::Hold)
             && let Some(above) = &self.above
         {
             // Locked from below to above, never the other way round.
             let above = above.lock().tracker.halt(now);
-            regime.halt = above
-                .filter(|h| h.cause == throttle::Cause::Pause)
-                .or(regime.halt);
+            regime.halt = above.filter(|h| h.cause == Cause::Pause).or(regime.halt);
         }
         core.pacer.regulate(now, regime, episode);
     }

@@ -109,14 +109,20 @@ fn what_is_forbidden_now_and_then_does_not_add_up() {
 #[test]
 fn an_operator_ends_what_there_is_to_end() {
     let mut t = Throttle::default();
-    assert!(t.resume(at(0)).is_none() && !t.unlock(at(0)));
+    assert!(t.resume(at(0)) == (false, None) && !t.unlock(at(0)));
     t.pause(at(0), 60 * SECOND);
     assert_eq!(
         t.regime(LocalTime(1)).halt.map(|h| h.cause),
         Some(Cause::Pause)
     );
-    let ended = t.resume(at(1)).expect("a pause");
-    assert_eq!(ended.written, Some((1_700_000_000 + 60) * SECOND));
+    t.throttled(at(1), 0, None, &RULES);
+    let (any, ended) = t.resume(at(1));
+    let written = ended.expect("a pause").written;
+    assert_eq!((any, written), (true, Some((1_700_000_000 + 60) * SECOND)));
+    assert_eq!(t.regime(LocalTime(1)), Regime::default());
+    // A slow-down without a pause, too.
+    t.throttled(at(1), 1, None, &RULES);
+    assert_eq!((t.resume(at(1)), t.multiplier), ((true, None), 1));
     for url in 0..3 {
         t.forbidden(at(2), url, 403, &RULES);
     }

@@ -56,7 +56,7 @@ pub enum Event {
     },
     /// An operator pauses.
     Pause(Nanos),
-    /// An operator ends a pause.
+    /// An operator ends a pause, and the slow-down.
     Resume,
     /// An operator ends a lockout.
     Unlock,
@@ -111,8 +111,9 @@ impl Tracker {
             Event::Forbidden { url, status } => state.forbidden(at, url, status, &rules),
             Event::Pause(span) => state.pause(at, span),
             Event::Resume => {
-                self.ended = state.resume(at).or(self.ended);
-                self.ended.is_some()
+                let (any, pause) = state.resume(at);
+                self.ended = pause.or(self.ended);
+                any
             }
             Event::Unlock => state.unlock(at),
         };
