@@ -65,6 +65,17 @@ pub enum Command {
     Alone(Alone),
 }
 
+impl Command {
+    /// Which replica is asked, by those that ask one.
+    pub fn at(&self) -> Option<&At> {
+        match self {
+            Command::Health { at } => Some(at),
+            Command::Operate(operate) => Some(operate.at()),
+            _ => None,
+        }
+    }
+}
+
 /// The subcommands that a running replica carries out. They mean all replicas, whichever is asked.
 #[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
 pub enum Operate {

@@ -170,6 +170,27 @@ fn an_order_that_cannot_be_carried_out_says_what_to_change() {
         "{}",
         outcome.stderr
     );
+    // The store's URL is not for operators; other faults of the file are those of `check`.
+    let here = format!("http://{}", replica.admin_address());
+    site.write("no_url.toml", "[store]\n");
+    site.write("faulty.toml", "[store]\ntable = 7\n");
+    for (file, admin, code, word) in [
+        ("no_url.toml", here.as_str(), 0, ""),
+        ("no_url.toml", nobody, 1, "cannot reach"),
+        ("faulty.toml", &here, 0, "going on without"),
+    ] {
+        let arguments = ["status", "--config", file, "--admin", admin];
+        let outcome = run_paceline(site.path(), &arguments);
+        assert_eq!(outcome.status.code(), Some(code), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains(word), "{}", outcome.stderr);
+    }
+    let faulty = run_paceline(site.path(), &["status", "--config", "faulty.toml"]);
+    assert_eq!(faulty.status.code(), Some(2));
+    assert!(
+        faulty.stderr.contains("store.table") && faulty.stderr.contains("--admin http://HOST:PORT"),
+        "{}",
+        faulty.stderr
+    );
     let https = run_paceline(site.path(), &["status", "--admin", "https://127.0.0.1:9"]);
     assert!(
         https.stderr.contains("http://HOST:PORT"),
