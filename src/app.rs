@@ -322,7 +322,7 @@ pub fn uncovered(config: &Config, issuer: &Issuer) -> Vec<String> {
     };
     let line = |d: &config::Destination| {
         format!(
-            "destination {} is not covered by the CA's name constraints; run `paceline ca init`, which leaves the root as it is",
+            "destination {} is not covered by the CA's name constraints; run `paceline ca init`, which leaves the root as it is, and then send running replicas a SIGHUP or restart them",
             d.name
         )
     };

@@ -25,7 +25,7 @@ pub use destination::{KEY_LIMIT, THROTTLE_PREFIX};
 pub use faults::{Complaint, Fault, Faults, Place};
 pub use parse::{CONFIG_VARIABLE, Environment, Purpose};
 pub use rate::{Rate, RateError};
-pub use store::STORE_URL_VARIABLE;
+pub use store::{STORE_URL_VARIABLE, store_url};
 pub use summary::Summary;
 
 /// A whole configuration. See `docs/configuration.md` for every key.

@@ -33,6 +33,11 @@ pub fn init<'a>(
     };
     let outcome = ca::init(dir, &constraints, SystemTime::now())?;
     let mut text = describe(&outcome);
+    if matches!(outcome.issuer, Step::Made | Step::Renewed { .. }) {
+        text.push_str(
+            "replicas that run take the issuer up at a SIGHUP, or when they are restarted\n",
+        );
+    }
     text.push('\n');
     text.push_str(&in_words(dir)?);
     Ok(text)

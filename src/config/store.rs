@@ -77,7 +77,10 @@ pub(super) fn read(
 }
 
 /// Only the scheme is looked at here: the store's own parser says the rest, and the text must not be shown.
-fn store_url(text: &str) -> Result<Secret, Complaint> {
+///
+/// # Errors
+/// It is no URL of Postgres.
+pub fn store_url(text: &str) -> Result<Secret, Complaint> {
     let known = ["postgres://", "postgresql://"];
     if !known.iter().any(|scheme| text.starts_with(scheme)) {
         return Err(Complaint::new(

@@ -151,8 +151,29 @@ fn an_order_that_cannot_be_carried_out_says_what_to_change() {
         &["resume", "maps"],
         &["maps", "not paused"],
     );
-    refused(&site, &replica, &["pause", "maps", "31days"], &["30days"]);
-    refused(&site, &replica, &["pause", "maps", "10ms"], &["1s"]);
+    for span in ["31days", "10ms"] {
+        let outcome = order(&site, &replica, &["pause", "maps", span]);
+        assert_eq!(outcome.status.code(), Some(2));
+        assert!(
+            outcome.stderr.contains("1 s to 30 days"),
+            "{}",
+            outcome.stderr
+        );
+    }
+    done(&site, &replica, &["pause", "maps", "1h"]);
+    refused(
+        &site,
+        &replica,
+        &["unlock", "maps"],
+        &["not locked", "`paceline resume maps`"],
+    );
+    done(&site, &replica, &["resume", "maps"]);
+    let proxy = format!("http://{}", replica.address());
+    let outcome = run_paceline(site.path(), &["status", "--admin", &proxy]);
+    assert_eq!(outcome.status.code(), Some(1));
+    for words in ["is the proxy's port", "admin.listen"] {
+        assert!(outcome.stderr.contains(words), "{}", outcome.stderr);
+    }
     refused(&site, &replica, &["forget", "r9"], &["one replica"]);
     for mistyped in [
         &["pause", "maps", "soon"][..],
@@ -295,6 +316,7 @@ fn each_path_takes_its_method_and_says_which() {
         ("POST", "/nothing", (404, None)),
         ("POST", "/pause?destination=maps", (400, None)),
         ("POST", "/pause?destination=maps&for=soon", (400, None)),
+        ("POST", "/pause?destination=maps&for=31days", (400, None)),
         ("POST", "/unlock", (400, None)),
         ("POST", "/unlock?destination=nothing", (404, None)),
     ] {
