@@ -164,7 +164,8 @@ async fn check(mut report: cli::check::CheckReport) -> ExitCode {
         if let Err(line) = paceline::upstream::check_roots(&config.upstream) {
             report.add_fault(line);
         }
-        if let Some(line) = app::open_to_many(&config) {
+        let warnings = [app::open_to_many(&config), app::hasty_drain(&config)];
+        for line in warnings.iter().flatten() {
             report.add_note(format!("warning: {line}"));
         }
         if let Some(store) = &config.store {

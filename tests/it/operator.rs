@@ -168,7 +168,7 @@ fn an_order_that_cannot_be_carried_out_says_what_to_change() {
         &["not locked", "`paceline resume maps`"],
     );
     done(&site, &replica, &["resume", "maps"]);
-    let proxy = format!("http://{}", replica.address());
+    let proxy = format!("http://{}", replica.proxy());
     let outcome = run_paceline(site.path(), &["status", "--admin", &proxy]);
     assert_eq!(outcome.status.code(), Some(1));
     for words in ["is the proxy's port", "admin.listen"] {
