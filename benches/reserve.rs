@@ -165,7 +165,7 @@ fn cores() -> usize {
 fn open(url: &str, pooled: bool) -> Session {
     let address = Address::parse(url).expect("the bed's URL");
     let table = Table::new(TABLE);
-    let opened = runtime().block_on(session::open(&address, &table, false));
+    let opened = runtime().block_on(session::open(&address, &table, session::Missing::IsLeft));
     let mut session = opened.expect("the cluster runs").0;
     assert!(
         matches!(session.reserve, Prepared::Named(_)),

@@ -30,8 +30,12 @@ use subtle::ConstantTimeEq as _;
 use tokio::net::TcpListener;
 
 use crate::{
-    config::Secret, destination::Destination, metrics::Among, pacing::time::LocalTime,
-    proxy::Proxy, store::Store,
+    config::Secret,
+    destination::Destination,
+    metrics::Among,
+    pacing::{throttle::Cause, time::LocalTime},
+    proxy::Proxy,
+    store::Store,
 };
 
 /// A head must be there in this time; an idle connection is closed after it too.
@@ -40,7 +44,7 @@ const HEAD_DEADLINE: Duration = Duration::from_secs(30);
 const CONNECTIONS: usize = 64;
 
 /// How long an operator's pause may be: anything longer is a destination that should be configured otherwise.
-const PAUSES: RangeInclusive<Duration> =
+pub const PAUSES: RangeInclusive<Duration> =
     Duration::from_secs(1)..=Duration::from_secs(30 * 24 * 3600);
 
 /// What the listener shows.
@@ -118,7 +122,7 @@ impl Admin {
                     let span = humantime::parse_duration(&span).ok();
                     match span.filter(|span| PAUSES.contains(span)) {
                         Some(span) => self.pause(&destination, span).await,
-                        None => Err(Refused::Usage(path.to_owned())),
+                        None => Err(Refused::Span),
                     }
                 }
                 _ => Err(Refused::Usage(path.to_owned())),
@@ -150,7 +154,7 @@ impl Admin {
     async fn unlock(&self, name: &str) -> Result<String, Refused> {
         let destination = self.destination(name)?;
         if !destination.unlock().await.map_err(Refused::Now)? {
-            return Err(Refused::Now(format!("{name} is not locked")));
+            return Err(Refused::Now(not_so(&destination, "not locked")));
         }
         tracing::info!(destination = name, "unlocked by an operator");
         Ok(format!("{name} is unlocked, in all replicas"))
@@ -169,7 +173,7 @@ impl Admin {
     async fn resume(&self, name: &str) -> Result<String, Refused> {
         let destination = self.destination(name)?;
         if !destination.resume().await.map_err(Refused::Now)? {
-            return Err(Refused::Now(format!("{name} is not paused")));
+            return Err(Refused::Now(not_so(&destination, "not paused")));
         }
         tracing::info!(destination = name, "resumed by an operator");
         Ok(format!("{name} goes on, in all replicas"))
@@ -291,10 +295,27 @@ fn may_change(headers: &HeaderMap, peer: IpAddr, token: Option<&Secret>) -> bool
     }
 }
 
+/// That a destination is not what the command would end; and which other command ends what it is, if it is anything.
+fn not_so(destination: &Destination, what: &str) -> String {
+    let name = &destination.config().name;
+    let halt = destination.standing(LocalTime::now()).regime.halt;
+    match halt.map(|halt| halt.cause) {
+        Some(Cause::Lockout(_)) => {
+            format!("{name} is {what} but locked out; `paceline unlock {name}` ends that")
+        }
+        Some(Cause::Pause | Cause::Hold) => {
+            format!("{name} is {what} but paused; `paceline resume {name}` ends that")
+        }
+        None => format!("{name} is {what}"),
+    }
+}
+
 /// Why a change was not made.
 enum Refused {
     /// This path was asked without what it needs.
     Usage(String),
+    /// A pause must not last so long, or so short, or what was said is no time.
+    Span,
     /// There is nothing of that name; the text says what there is.
     Unknown(String),
     /// It cannot be made as things are; the text says why.
@@ -317,6 +338,10 @@ impl Refused {
                     format!("say which: POST {path}{needs}\n"),
                 )
             }
+            Refused::Span => text(
+                StatusCode::BAD_REQUEST,
+                "a pause lasts from 1 s to 30 days; say how long, such as 90s, 15m or \"1h 30m\"\n",
+            ),
             Refused::Unknown(what) => text(StatusCode::NOT_FOUND, what + "\n"),
             Refused::Now(why) => text(StatusCode::CONFLICT, why + "\n"),
         }

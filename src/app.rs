@@ -94,7 +94,8 @@ impl App {
         expiry(&metrics, &leaves, &config);
         metrics.reloaded(Some(since_epoch(SystemTime::now())));
         let (room, line) = room_for(config.proxy.max_connections);
-        for line in line.iter().chain(&open_to_many(&config)) {
+        let lines = [line, open_to_many(&config), hasty_drain(&config)];
+        for line in lines.iter().flatten() {
             tracing::warn!("{line}");
         }
         let share = config.proxy.share(room);
@@ -315,6 +316,18 @@ pub fn open_to_many(config: &Config) -> Option<String> {
     })
 }
 
+/// A line where a stop may cut off requests that wait as long as they may.
+pub fn hasty_drain(config: &Config) -> Option<String> {
+    let (drain, max_wait) = (config.proxy.drain, config.proxy.max_wait);
+    (drain < max_wait).then(|| {
+        format!(
+            "proxy.drain {} is shorter than proxy.max_wait {}: at a stop, what waits longer is refused; raise drain, or lower max_wait",
+            humantime::format_duration(drain),
+            humantime::format_duration(max_wait)
+        )
+    })
+}
+
 /// A line for each destination whose hosts the issuer may not sign for.
 pub fn uncovered(config: &Config, issuer: &Issuer) -> Vec<String> {
     let lacks = |d: &&config::Destination| {
@@ -322,7 +335,7 @@ pub fn uncovered(config: &Config, issuer: &Issuer) -> Vec<String> {
     };
     let line = |d: &config::Destination| {
         format!(
-            "destination {} is not covered by the CA's name constraints; run `paceline ca init`, which leaves the root as it is",
+            "destination {} is not covered by the CA's name constraints; run `paceline ca init`, which leaves the root as it is, and then send running replicas a SIGHUP or restart them",
             d.name
         )
     };
@@ -400,6 +413,18 @@ pub fn raise_file_limit() {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_drain_shorter_than_the_longest_wait_is_told() {
+        let mut config = Config::built_in();
+        assert_eq!(hasty_drain(&config), None);
+        config.proxy.drain = config.proxy.max_wait - Duration::from_secs(1);
+        let line = hasty_drain(&config).expect("a warning");
+        assert!(
+            line.contains("drain 24s") && line.contains("max_wait 25s"),
+            "{line}"
+        );
+    }
 
     #[test]
     fn the_process_cannot_be_dumped() {

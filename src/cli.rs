@@ -6,6 +6,8 @@ use std::{path::PathBuf, time::Duration};
 
 use clap::{Parser, Subcommand};
 
+use crate::admin::PAUSES;
+
 pub mod admin;
 pub mod ca;
 pub mod check;
@@ -65,6 +67,17 @@ pub enum Command {
     Alone(Alone),
 }
 
+impl Command {
+    /// Which replica is asked, by those that ask one.
+    pub fn at(&self) -> Option<&At> {
+        match self {
+            Command::Health { at } => Some(at),
+            Command::Operate(operate) => Some(operate.at()),
+            _ => None,
+        }
+    }
+}
+
 /// The subcommands that a running replica carries out. They mean all replicas, whichever is asked.
 #[derive(Clone, Debug, PartialEq, Eq, Subcommand)]
 pub enum Operate {
@@ -92,7 +105,7 @@ pub enum Operate {
         #[arg(value_name = "DEST")]
         destination: String,
         /// For how long, such as 90s or "1h 30m"
-        #[arg(value_name = "DURATION", value_parser = humantime::parse_duration)]
+        #[arg(value_name = "DURATION", value_parser = span)]
         duration: Duration,
         /// Whom to ask
         #[command(flatten)]
@@ -116,6 +129,15 @@ pub enum Operate {
         #[command(flatten)]
         at: At,
     },
+}
+
+/// How long a pause is to last; the listener would refuse the same.
+fn span(text: &str) -> Result<Duration, String> {
+    let span = humantime::parse_duration(text).map_err(|e| e.to_string())?;
+    match PAUSES.contains(&span) {
+        true => Ok(span),
+        false => Err("a pause lasts from 1 s to 30 days".to_owned()),
+    }
 }
 
 /// Which replica is asked.
@@ -301,6 +323,8 @@ mod tests {
             "paceline unlock",
             "paceline pause d",
             "paceline pause d soon",
+            "paceline pause d 0s",
+            "paceline pause d 40days",
             "paceline resume",
             "paceline status d",
             "paceline --config",

@@ -23,9 +23,9 @@ mod value;
 
 pub use destination::{KEY_LIMIT, THROTTLE_PREFIX};
 pub use faults::{Complaint, Fault, Faults, Place};
-pub use parse::{CONFIG_VARIABLE, Environment};
+pub use parse::{CONFIG_VARIABLE, Environment, Purpose};
 pub use rate::{Rate, RateError};
-pub use store::STORE_URL_VARIABLE;
+pub use store::{STORE_URL_VARIABLE, store_url};
 pub use summary::Summary;
 
 /// A whole configuration. See `docs/configuration.md` for every key.
@@ -37,7 +37,8 @@ pub struct Config {
     pub proxy: Proxy,
     /// `[admin]`
     pub admin: Admin,
-    /// `[store]`; `None` is the embedded store, for one replica.
+    /// `[store]`; `None` is the embedded store, for one replica. (Or the URL is missing, to whoever reads it only for
+    /// a [look](Purpose::Look).)
     pub store: Option<Store>,
     /// `[ca]`
     pub ca: Ca,

@@ -7,7 +7,7 @@ use std::{
     io::{self, IsTerminal as _, Write},
     sync::{
         OnceLock,
-        atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
         mpsc::{Receiver, SyncSender, sync_channel},
     },
     time::Duration,
@@ -32,6 +32,7 @@ const LONGEST: usize = 4_096;
 const FLUSH: Duration = Duration::from_secs(1);
 
 static QUEUE: OnceLock<SyncSender<Entry>> = OnceLock::new();
+static JSON: AtomicBool = AtomicBool::new(false);
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
 enum Entry {
@@ -56,6 +57,7 @@ pub fn start(env: &dyn Fn(&str) -> Option<String>) {
     }
     let registry = tracing_subscriber::registry().with(filter);
     let started = if env("PACELINE_LOG_FORMAT").as_deref() == Some("json") {
+        JSON.store(true, Relaxed);
         let lines = fmt::layer()
             .json()
             .flatten_event(true)
@@ -73,6 +75,23 @@ pub fn start(env: &dyn Fn(&str) -> Option<String>) {
 /// How many lines were dropped because nobody read the log.
 pub fn dropped() -> u64 {
     DROPPED.load(Relaxed)
+}
+
+/// Seconds as a field of a line: a number in JSON; in text a plain decimal of microseconds, for a number's own form may
+/// be `4e-5`, which neither people nor awk read well.
+pub fn seconds(span: Duration) -> Box<dyn tracing::Value> {
+    match JSON.load(Relaxed) {
+        true => Box::new((span.as_secs_f64() * 1e6).round() / 1e6),
+        false => Box::new(tracing::field::display(Plain(span))),
+    }
+}
+
+struct Plain(Duration);
+
+impl std::fmt::Display for Plain {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{:.6}", self.0.as_secs_f64())
+    }
 }
 
 /// Waits until the lines so far are written, but not for a reader that has stopped reading.
@@ -180,6 +199,17 @@ impl Seldom {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn seconds_in_text_are_plain_decimals() {
+        for (nanos, text) in [
+            (40_000, "0.000040"),
+            (161_000_000, "0.161000"),
+            (0, "0.000000"),
+        ] {
+            assert_eq!(Plain(Duration::from_nanos(nanos)).to_string(), text);
+        }
+    }
 
     #[test]
     fn a_line_has_an_end_and_no_half_characters() {

@@ -8,7 +8,7 @@ use clap::Parser as _;
 use paceline::{
     app::{self, App},
     ca, cli,
-    config::Config,
+    config::{Config, Purpose},
     log, panics,
     store::postgres,
 };
@@ -23,14 +23,27 @@ fn main() -> ExitCode {
     if let cli::Command::Alone(command) = &command {
         return alone(command, typed.config.is_some());
     }
-    let config = Config::load(typed.config.as_deref(), &env);
+    let purpose = match command {
+        cli::Command::Run | cli::Command::Check => Purpose::Serve,
+        _ => Purpose::Look,
+    };
+    let config = Config::load_for(purpose, typed.config.as_deref(), &env);
     if command == cli::Command::Check {
         return check(cli::check::check(config));
     }
-    let config = match config {
-        Ok(config) => config,
-        Err(faults) => {
+    let config = match (config, command.at()) {
+        (Ok(config), _) => config,
+        (Err(_), Some(at)) if at.admin.is_some() => {
+            eprintln!(
+                "paceline: going on without the configuration, which has faults; `paceline check` says which"
+            );
+            Config::built_in()
+        }
+        (Err(faults), at) => {
             eprintln!("{faults}");
+            if at.is_some() {
+                eprintln!("or name a replica's listener with --admin http://HOST:PORT");
+            }
             return ExitCode::from(2);
         }
     };
@@ -151,7 +164,8 @@ async fn check(mut report: cli::check::CheckReport) -> ExitCode {
         if let Err(line) = paceline::upstream::check_roots(&config.upstream) {
             report.add_fault(line);
         }
-        if let Some(line) = app::open_to_many(&config) {
+        let warnings = [app::open_to_many(&config), app::hasty_drain(&config)];
+        for line in warnings.iter().flatten() {
             report.add_note(format!("warning: {line}"));
         }
         if let Some(store) = &config.store {

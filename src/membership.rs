@@ -359,7 +359,7 @@ impl Membership {
                 Some(n) => tracing::info!(number = n, replica = self.replica, "lease taken"),
                 None => tracing::warn!(
                     replica = self.replica,
-                    "lease lost; another replica holds its number"
+                    "lease lost; another replica holds its number: give each replica a store.replica of its own"
                 ),
             }
         }

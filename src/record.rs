@@ -16,7 +16,7 @@ use http::{Method, StatusCode};
 use tokio::time::Instant;
 
 use crate::{
-    authority::Authority, destination::Destination, error::Error, metrics::Metrics,
+    authority::Authority, destination::Destination, error::Error, log, metrics::Metrics,
     upstream::Scheme,
 };
 
@@ -179,7 +179,6 @@ impl Drop for Record {
             .as_ref()
             .map(ToString::to_string)
             .unwrap_or_default();
-        let seconds = |d: Option<Duration>| d.map(|d| (d.as_secs_f64() * 1e6).round() / 1e6);
         tracing::info!(
             target: "access",
             client = %self.client,
@@ -190,10 +189,10 @@ impl Drop for Record {
             status = self.status.map(|s| s.as_u16()),
             outcome = self.outcome,
             again = (self.again > 0).then_some(self.again),
-            queue_s = seconds(self.queued),
-            connect_s = seconds(self.connected),
-            first_byte_s = seconds(self.first_byte),
-            total_s = seconds(Some(total)),
+            queue_s = self.queued.map(log::seconds),
+            connect_s = self.connected.map(log::seconds),
+            first_byte_s = self.first_byte.map(log::seconds),
+            total_s = log::seconds(total),
             sent = self.sent.load(Relaxed),
             received = self.received,
         );

@@ -20,6 +20,7 @@ use tokio::net::TcpStream;
 use crate::{
     cli::{At, Operate, status},
     config::{self, Environment, Secret},
+    headers::PROXY_STATUS,
 };
 
 /// The whole of a request and its answer: a call to the store may be part of it.
@@ -152,6 +153,9 @@ impl AdminListener {
             format!("{at} does not answer as an admin listener does; check --admin")
         })?;
         let status = answer.status();
+        if answer.headers().contains_key(PROXY_STATUS) {
+            bail!("{at} is the proxy's port; ask the admin listener, at admin.listen");
+        }
         let body = Limited::new(answer.into_body(), LONGEST_ANSWER);
         let body = body.collect().await.map_err(|e| anyhow!(e))?.to_bytes();
         let text = String::from_utf8_lossy(&body).into_owned();

@@ -4,7 +4,9 @@
 
 use std::{
     fmt::Write,
-    fs,
+    fs::{self, File, Permissions},
+    io::{self, Write as _},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     time::SystemTime,
 };
@@ -33,6 +35,11 @@ pub fn init<'a>(
     };
     let outcome = ca::init(dir, &constraints, SystemTime::now())?;
     let mut text = describe(&outcome);
+    if matches!(outcome.issuer, Step::Made | Step::Renewed { .. }) {
+        text.push_str(
+            "replicas that run take the issuer up at a SIGHUP, or when they are restarted\n",
+        );
+    }
     text.push('\n');
     text.push_str(&in_words(dir)?);
     Ok(text)
@@ -138,12 +145,26 @@ pub fn bundle(dir: &Path) -> Result<String, CaError> {
 /// # Errors
 /// When `ca.pem` cannot be read, or the file not written.
 pub fn bundle_into(dir: &Path, file: &Path) -> Result<String, CaError> {
-    fs::write(file, bundle(dir)?).map_err(|source| CaError::Io {
+    let bundle = bundle(dir)?;
+    write_public(file, &bundle).map_err(|source| CaError::Io {
         action: "write",
         path: file.to_owned(),
         source,
     })?;
     Ok(format!("wrote {}\n", file.display()))
+}
+
+/// Writes what everybody may read, for all users whatever the umask: workers run as another. A device or a pipe keeps the
+/// mode that it has.
+fn write_public(path: &Path, text: &str) -> io::Result<()> {
+    const READABLE: u32 = 0o644;
+    let mut file = File::create(path)?;
+    file.write_all(text.as_bytes())?;
+    let now = file.metadata()?;
+    if now.is_file() && now.permissions().mode() & READABLE != READABLE {
+        file.set_permissions(Permissions::from_mode(READABLE))?;
+    }
+    Ok(())
 }
 
 fn show_one(
@@ -269,5 +290,18 @@ mod tests {
                 .to_string()
                 .contains("ca.pem")
         );
+    }
+
+    #[test]
+    fn a_bundle_may_be_read_by_all_even_where_the_file_was_closed_to_them() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("bundle.pem");
+        fs::write(&path, "old").expect("written");
+        fs::set_permissions(&path, Permissions::from_mode(0o600)).expect("ours");
+        write_public(&path, "new").expect("written");
+        let mode = fs::metadata(&path).expect("there").permissions().mode();
+        assert_eq!(mode & 0o777, 0o644);
+        assert_eq!(fs::read_to_string(&path).expect("text"), "new");
+        write_public(Path::new("/dev/null"), "new").expect("a device takes it too");
     }
 }

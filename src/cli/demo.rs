@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use clap::Args;
 use tokio::task::JoinSet;
 
@@ -33,7 +33,7 @@ use self::{
     worker::{Row, Way},
 };
 use crate::{
-    config::{Rate, STORE_URL_VARIABLE, Secret},
+    config::{Rate, STORE_URL_VARIABLE, Secret, store_url},
     drain,
     pacing::time::LocalTime,
 };
@@ -90,6 +90,10 @@ fn secret(text: &str) -> Result<Secret, std::convert::Infallible> {
 /// # Errors
 /// It could not be run, or nothing reached the origin.
 pub async fn run(options: &Options, env: &dyn Fn(&str) -> Option<String>) -> Result<bool> {
+    if let Some(url) = &options.store_url {
+        // Not while the line is read: clap would show the value.
+        store_url(url.reveal()).map_err(|c| anyhow!("--store-url {}; {}", c.wrong, c.fix))?;
+    }
     let screen = Screen::new(io::stdout().lock(), io::stdout().is_terminal());
     let variable = || env(STORE_URL_VARIABLE).filter(|url| !url.is_empty());
     let keeper = match options

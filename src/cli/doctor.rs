@@ -7,6 +7,7 @@
 mod clients;
 mod finding;
 mod no_proxy;
+mod node;
 mod probe;
 mod proxies;
 mod proxy_url;
@@ -62,6 +63,8 @@ struct Surroundings<'s> {
     variable: &'s dyn Fn(&str) -> Option<String>,
     /// Whether a program can be found.
     present: &'s dyn Fn(&str) -> bool,
+    /// The version of the Node that is found, major and minor, if it tells.
+    node: Option<node::Version>,
 }
 
 impl Surroundings<'_> {
@@ -98,6 +101,10 @@ pub async fn run(
     let around = Surroundings {
         variable: env,
         present: &present,
+        node: match present("node") {
+            true => node::version().await,
+            false => None,
+        },
     };
     let target = &options.url;
     let given = options.ca.as_deref().map(root_file).transpose()?;

@@ -59,9 +59,9 @@ pub fn env(config: &Config) -> Result<String, EnvError> {
     if config.proxy.listen.port() == 0 {
         return Err(EnvError::Port);
     }
-    let bundle = ca::write_bundle(&config.ca.dir).map_err(|source| EnvError::Bundle {
+    let bundle = ca::write_bundle(&config.ca.dir).map_err(|why| EnvError::Bundle {
         dir: config.ca.dir.clone(),
-        source,
+        why,
     })?;
     Ok(exports(Worker {
         listen: config.proxy.listen,
@@ -135,12 +135,12 @@ pub enum EnvError {
     #[error("proxy.listen has port 0, so that the port is known only at start; set a port")]
     Port,
     /// The bundle of roots could not be written.
-    #[error("can't write the bundle of roots in {dir} ({source}); run `paceline ca init`, or make the directory writable", dir = dir.display())]
+    #[error("can't write the bundle of roots in {dir} ({why}); run `paceline ca init`, or make the directory writable", dir = dir.display())]
     Bundle {
         /// The directory of the CA.
         dir: PathBuf,
-        /// What the system said.
-        source: io::Error,
+        /// What the system said; the message has it already, so it is no `source`.
+        why: io::Error,
     },
 }
 

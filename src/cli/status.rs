@@ -38,7 +38,10 @@ pub fn table(status: &Value) -> String {
     for r in list(&status["replicas"]) {
         let this = if r["self"] == true { " (asked)" } else { "" };
         let silent = r["silent_for_seconds"].as_f64().unwrap_or(0.0);
+        let is_cut_off = status["store"]["degraded"] == true && r["self"] == true;
         let state = match r["state"].as_str() {
+            // It answers: silent it is only to the others, who hear it by the store.
+            Some("silent") if is_cut_off => "cut off from the store".to_owned(),
             Some("live") => "live".to_owned(),
             Some(other) => format!("{other} for {silent:.0} s"),
             None => "-".to_owned(),
@@ -127,6 +130,17 @@ mod tests {
              proxy-a (asked)  0       live\n\
              c                2       silent for 41 s\n"
         );
+    }
+
+    #[test]
+    fn the_replica_that_answers_is_not_silent_but_cut_off() {
+        let replica = |is_self| json!({"number": 0, "replica": "a", "self": is_self, "state": "silent", "silent_for_seconds": 6.0});
+        let shown = |degraded, is_self| {
+            table(&json!({"store": {"degraded": degraded}, "replicas": [replica(is_self)]}))
+        };
+        assert!(shown(true, true).ends_with("cut off from the store\n"));
+        assert!(shown(true, false).ends_with("silent for 6 s\n"));
+        assert!(shown(false, true).ends_with("silent for 6 s\n"));
     }
 
     #[test]

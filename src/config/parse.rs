@@ -30,22 +30,50 @@ pub const CONFIG_VARIABLE: &str = "PACELINE_CONFIG";
 /// The environment: the value of a variable, if it is set.
 pub type Environment<'e> = &'e dyn Fn(&str) -> Option<String>;
 
+/// What a configuration is read for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To serve, or to check what would be served: all of it is needed.
+    Serve,
+    /// To look at the rest of it, as workers and operators do, who are seldom given the store's URL: `[store]` may
+    /// be without, and is then read as no store.
+    Look,
+}
+
 const MAX_WAIT: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(3600);
 const DRAIN: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(3600);
 
 const MAX_CONNECTIONS: RangeInclusive<usize> = 1..=1_000_000;
 
 impl Config {
+    /// Reads the configuration, to serve by it: [`Config::load_for`] with [`Purpose::Serve`].
+    ///
+    /// # Errors
+    /// All mistakes, in the order of the file.
+    pub fn load(file: Option<&Path>, env: Environment<'_>) -> Result<Config, Faults> {
+        Config::load_for(Purpose::Serve, file, env)
+    }
+
+    /// The defaults, with nothing read.
+    pub fn built_in() -> Config {
+        let source = Source::new("", String::new());
+        assemble(Purpose::Look, &source, &DeTable::new(), None, &|_| None)
+    }
+
     /// Reads the configuration: from the given file, or from the one that `PACELINE_CONFIG` names, or else the
     /// defaults. No file of any name is picked up from the working directory.
     ///
     /// # Errors
     /// All mistakes, in the order of the file.
-    pub fn load(file: Option<&Path>, env: Environment<'_>) -> Result<Config, Faults> {
+    pub fn load_for(
+        purpose: Purpose,
+        file: Option<&Path>,
+        env: Environment<'_>,
+    ) -> Result<Config, Faults> {
         let named = || variable(env, CONFIG_VARIABLE).map(PathBuf::from);
         let Some(file) = file.map(Path::to_owned).or_else(named) else {
             let source = Source::new("", String::new());
-            let config = assemble(&source, &DeTable::new(), None, env);
+            let config = assemble(purpose, &source, &DeTable::new(), None, env);
             return finish(source, Some(config));
         };
         let unreadable = |wrong: String, fix: &str| {
@@ -61,18 +89,27 @@ impl Config {
         })?;
         let text = String::from_utf8(bytes)
             .map_err(|_| unreadable("isn't UTF-8".to_owned(), "save the file as UTF-8"))?;
-        Config::parse(&text, &file, env)
+        Config::parse_for(purpose, &text, &file, env)
     }
 
-    /// Reads a configuration from the text of a file.
+    /// Reads a configuration from the text of a file, to serve by it.
     ///
     /// # Errors
     /// All mistakes, in the order of the file.
     pub fn parse(text: &str, file: &Path, env: Environment<'_>) -> Result<Config, Faults> {
+        Config::parse_for(Purpose::Serve, text, file, env)
+    }
+
+    fn parse_for(
+        purpose: Purpose,
+        text: &str,
+        file: &Path,
+        env: Environment<'_>,
+    ) -> Result<Config, Faults> {
         let source = Source::new(text, file.display().to_string());
         let config = source
             .parse(text)
-            .map(|table| assemble(&source, &table, Some(file), env));
+            .map(|table| assemble(purpose, &source, &table, Some(file), env));
         finish(source, config)
     }
 }
@@ -92,6 +129,7 @@ pub(super) fn variable(env: Environment<'_>, name: &str) -> Option<String> {
 
 /// Reads every group, whatever is wrong with the others; what was read counts only if no fault was noted.
 fn assemble(
+    purpose: Purpose,
     source: &Source,
     table: &DeTable<'_>,
     file: Option<&Path>,
@@ -100,7 +138,7 @@ fn assemble(
     let top = Section::new(source, "", table, source.whole());
     let proxy = read_proxy(&top);
     let admin = read_admin(&top, &proxy);
-    let store = store::read(&top, &proxy, env);
+    let store = store::read(&top, &proxy, purpose, env);
     let ca = read_ca(&top);
     let upstream = read_upstream(&top);
     let destinations = match file {

@@ -11,7 +11,7 @@ use super::{
     Proxy, Secret, Store, default,
     faults::{Complaint, Place, shown},
     host_name,
-    parse::{Environment, variable},
+    parse::{Environment, Purpose, variable},
     source::Section,
     value,
 };
@@ -31,8 +31,13 @@ const LONGEST_PREFIX: usize = 128;
 /// The longest identifier of Postgres, in bytes; a longer one would be cut off without an error.
 const LONGEST_IDENTIFIER: usize = 63;
 
-/// `None` is the embedded store; also after a fault of the URL.
-pub(super) fn read(top: &Section<'_, '_>, proxy: &Proxy, env: Environment<'_>) -> Option<Store> {
+/// `None` is the embedded store; also after a fault of the URL, and where it is missing and not needed.
+pub(super) fn read(
+    top: &Section<'_, '_>,
+    proxy: &Proxy,
+    purpose: Purpose,
+    env: Environment<'_>,
+) -> Option<Store> {
     let (store, present) = top.section("store");
     let in_file = store.read("url", |v| store_url(value::text(v)?));
     let url = match variable(env, STORE_URL_VARIABLE) {
@@ -42,7 +47,7 @@ pub(super) fn read(top: &Section<'_, '_>, proxy: &Proxy, env: Environment<'_>) -
                 top.source.push(place, "store.url".to_owned(), complaint);
             })
             .ok(),
-        None if present && store.find("url").is_none() => {
+        None if present && purpose == Purpose::Serve && store.find("url").is_none() => {
             let fix = "set store.url or the variable PACELINE_STORE_URL to postgres://..., or remove [store] for the \
                        embedded store";
             store.fault(
@@ -72,7 +77,10 @@ pub(super) fn read(top: &Section<'_, '_>, proxy: &Proxy, env: Environment<'_>) -
 }
 
 /// Only the scheme is looked at here: the store's own parser says the rest, and the text must not be shown.
-fn store_url(text: &str) -> Result<Secret, Complaint> {
+///
+/// # Errors
+/// It is no URL of Postgres.
+pub fn store_url(text: &str) -> Result<Secret, Complaint> {
     let known = ["postgres://", "postgresql://"];
     if !known.iter().any(|scheme| text.starts_with(scheme)) {
         return Err(Complaint::new(

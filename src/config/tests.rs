@@ -176,6 +176,28 @@ fn the_store_url_of_the_environment_is_stronger_and_makes_the_group() {
 }
 
 #[test]
+fn the_store_url_is_needed_only_to_serve() {
+    let text =
+        "[store]\nreplica = \"a\"\n[[destination]]\nname = \"a\"\nhosts = [\"a.test\"]\nrate = 1\n";
+    let file = tempfile::NamedTempFile::new().expect("a file");
+    let read = |text: &str, purpose| {
+        std::fs::write(&file, text).expect("written");
+        Config::load_for(purpose, Some(file.path()), &nothing)
+    };
+    let faults = read(text, Purpose::Serve).expect_err("no URL").to_string();
+    assert!(faults.contains("store.url: is missing"), "{faults}");
+    let config = read(text, Purpose::Look).expect("a look needs no URL");
+    assert_eq!((config.store, config.destinations.len()), (None, 1));
+    // What is there has to be right.
+    for wrong in [
+        "[store]\nurl = \"mysql://h\"\n",
+        "[store]\ntable = \"a b\"\n",
+    ] {
+        assert!(read(wrong, Purpose::Look).is_err(), "{wrong}");
+    }
+}
+
+#[test]
 fn replicas_whose_ports_the_system_chooses_have_different_names() {
     let text = "[proxy]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = \"postgres://db/x\"\n\
                 [[destination]]\nname = \"a\"\nhosts = [\"a.test\"]\nrate = 1\n";

@@ -25,7 +25,7 @@ use self::{
     address::Address,
     error::{Reason, StoreError},
     keeper::Keeper,
-    session::{Prepared, Reply, Session},
+    session::{Missing, Prepared, Reply, Session},
     sql::Table,
     watches::{Heard, Watches},
 };
@@ -94,7 +94,10 @@ impl Postgres {
         let keeper = Keeper {
             address,
             table: Table::new(&config.table),
-            own_table: config.table == config::default::TABLE,
+            missing: match is_ours(config) {
+                true => Missing::IsMade,
+                false => Missing::IsLeft,
+            },
             key_prefix: config.key_prefix.clone(),
             publish,
             losses,
@@ -245,8 +248,11 @@ impl Postgres {
 pub async fn try_once(config: &config::Store) -> Result<String, StoreError> {
     let address = Address::parse(config.url.reveal())?;
     let table = Table::new(&config.table);
-    let own = config.table == config::default::TABLE;
-    let session = match session::open(&address, &table, false).await {
+    let (own, missing) = match is_ours(config) {
+        true => (true, Missing::MayBeMade),
+        false => (false, Missing::IsLeft),
+    };
+    let session = match session::open(&address, &table, missing).await {
         Ok((session, _)) => session,
         Err(e) if own && e.reason() == Reason::Table => {
             return Ok(format!(
@@ -261,4 +267,9 @@ pub async fn try_once(config: &config::Store) -> Result<String, StoreError> {
         Prepared::Unnamed(_) => "through a pooler or address translation",
     };
     Ok(format!("reachable {how}; table {} fits", table.quoted()))
+}
+
+/// Whether the table is ours to make, and not one that is adopted.
+fn is_ours(config: &config::Store) -> bool {
+    config.table == config::default::TABLE
 }

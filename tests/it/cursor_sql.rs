@@ -154,7 +154,7 @@ impl Still {
 fn open(url: &str) -> Session {
     let address = Address::parse(url).expect("the bed's URL");
     let table = Table::new("shared_cache");
-    let opened = runtime().block_on(session::open(&address, &table, false));
+    let opened = runtime().block_on(session::open(&address, &table, session::Missing::IsLeft));
     opened.expect("the cluster runs").0
 }
 

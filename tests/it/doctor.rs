@@ -31,11 +31,13 @@ fn scene() -> Scene {
 fn scene_of(recipe: impl Fn(&Origin) -> Recipe) -> Scene {
     let (site, origin) = (Site::new(), Origin::tls(&[HOST, "ungoverned.test"]));
     let replica = Replica::start(&site, "r", &recipe(&origin));
-    Scene {
+    let scene = Scene {
         site,
         origin,
         replica,
-    }
+    };
+    scene.put_node("24.9.0");
+    scene
 }
 
 impl Scene {
@@ -51,8 +53,21 @@ impl Scene {
             .args(arguments)
             .current_dir(self.site.path())
             .env_clear()
-            .env("PATH", std::env::var_os("PATH").unwrap_or_default());
+            .env("PATH", self.path());
         run_to_end(shell, Duration::from_secs(30))
+    }
+
+    fn path(&self) -> String {
+        let usual = std::env::var("PATH").unwrap_or_default();
+        format!("{}:{usual}", self.site.path().display())
+    }
+
+    /// Puts a `node` of that version where the doctor finds it before any other.
+    fn put_node(&self, version: &str) {
+        use std::os::unix::fs::PermissionsExt as _;
+        let says = format!("#!/bin/sh\necho v{version}\n");
+        let node = self.site.write("node", &says);
+        std::fs::set_permissions(&node, std::fs::Permissions::from_mode(0o755)).expect("ours");
     }
 
     /// Asserts that there are problems, that one of them is that of `check`, and that its line has `word`.
@@ -89,6 +104,7 @@ fn what_a_replica_prints_for_workers_is_well_and_costs_no_slot() {
             "ok       no other way out",
             "ok       Python requests: proxy",
             "ok       Python requests: trust",
+            "ok       Node: proxy",
         ] {
             assert!(text.contains(line), "{line} is missing in\n{text}");
         }
@@ -112,6 +128,8 @@ fn a_spoilt_setting_is_a_problem_that_names_it() {
     ] {
         scene.expect_problem(change, &["--url", URL], check, word);
     }
+    scene.put_node("20.19.2");
+    scene.expect_problem("", &["--url", URL], "Node: proxy", "too old");
     // Whether Python is on the machine or not: without any program to be found, every client counts.
     let change = "unset REQUESTS_CA_BUNDLE CURL_CA_BUNDLE; PATH=/nowhere";
     scene.expect_problem(

@@ -151,8 +151,29 @@ fn an_order_that_cannot_be_carried_out_says_what_to_change() {
         &["resume", "maps"],
         &["maps", "not paused"],
     );
-    refused(&site, &replica, &["pause", "maps", "31days"], &["30days"]);
-    refused(&site, &replica, &["pause", "maps", "10ms"], &["1s"]);
+    for span in ["31days", "10ms"] {
+        let outcome = order(&site, &replica, &["pause", "maps", span]);
+        assert_eq!(outcome.status.code(), Some(2));
+        assert!(
+            outcome.stderr.contains("1 s to 30 days"),
+            "{}",
+            outcome.stderr
+        );
+    }
+    done(&site, &replica, &["pause", "maps", "1h"]);
+    refused(
+        &site,
+        &replica,
+        &["unlock", "maps"],
+        &["not locked", "`paceline resume maps`"],
+    );
+    done(&site, &replica, &["resume", "maps"]);
+    let proxy = format!("http://{}", replica.proxy());
+    let outcome = run_paceline(site.path(), &["status", "--admin", &proxy]);
+    assert_eq!(outcome.status.code(), Some(1));
+    for words in ["is the proxy's port", "admin.listen"] {
+        assert!(outcome.stderr.contains(words), "{}", outcome.stderr);
+    }
     refused(&site, &replica, &["forget", "r9"], &["one replica"]);
     for mistyped in [
         &["pause", "maps", "soon"][..],
@@ -169,6 +190,27 @@ fn an_order_that_cannot_be_carried_out_says_what_to_change() {
         outcome.stderr.contains("check --admin"),
         "{}",
         outcome.stderr
+    );
+    // The store's URL is not for operators; other faults of the file are those of `check`.
+    let here = format!("http://{}", replica.admin_address());
+    site.write("no_url.toml", "[store]\n");
+    site.write("faulty.toml", "[store]\ntable = 7\n");
+    for (file, admin, code, word) in [
+        ("no_url.toml", here.as_str(), 0, ""),
+        ("no_url.toml", nobody, 1, "cannot reach"),
+        ("faulty.toml", &here, 0, "going on without"),
+    ] {
+        let arguments = ["status", "--config", file, "--admin", admin];
+        let outcome = run_paceline(site.path(), &arguments);
+        assert_eq!(outcome.status.code(), Some(code), "{}", outcome.stderr);
+        assert!(outcome.stderr.contains(word), "{}", outcome.stderr);
+    }
+    let faulty = run_paceline(site.path(), &["status", "--config", "faulty.toml"]);
+    assert_eq!(faulty.status.code(), Some(2));
+    assert!(
+        faulty.stderr.contains("store.table") && faulty.stderr.contains("--admin http://HOST:PORT"),
+        "{}",
+        faulty.stderr
     );
     let https = run_paceline(site.path(), &["status", "--admin", "https://127.0.0.1:9"]);
     assert!(
@@ -274,6 +316,7 @@ fn each_path_takes_its_method_and_says_which() {
         ("POST", "/nothing", (404, None)),
         ("POST", "/pause?destination=maps", (400, None)),
         ("POST", "/pause?destination=maps&for=soon", (400, None)),
+        ("POST", "/pause?destination=maps&for=31days", (400, None)),
         ("POST", "/unlock", (400, None)),
         ("POST", "/unlock?destination=nothing", (404, None)),
     ] {

@@ -254,3 +254,32 @@ fn without_its_store_a_replica_serves_on_its_share_and_joins_when_the_store_come
         "the password is in the log"
     );
 }
+
+#[test]
+fn a_user_that_may_not_make_the_table_is_told_what_to_grant() {
+    let (postgres, site, origin) = (Postgres::start(), Site::new(), Origin::tls(&[HOST]));
+    let sql = postgres.sql();
+    sql.run("CREATE ROLE lodger LOGIN");
+    sql.run("REVOKE CREATE ON SCHEMA public FROM PUBLIC");
+    let url = postgres.url().replacen("postgres@", "lodger@", 1);
+    let config = recipe(&origin, &url, "7.0").write(&site, "r");
+    let config = config.to_string_lossy();
+    let check = |code| {
+        let ended = run_paceline(site.path(), &["check", "--config", &config]);
+        let said = ended.text() + &ended.stderr;
+        assert_eq!(ended.status.code(), Some(code), "{said}");
+        said
+    };
+    let said = check(1);
+    for words in [
+        "\"lodger\" may not make it",
+        "CREATE ON SCHEMA public",
+        "OWNER",
+    ] {
+        assert!(said.contains(words), "{words} in {said}");
+    }
+    sql.run("REVOKE ALL ON SCHEMA public FROM PUBLIC");
+    assert!(check(1).contains("no schema"));
+    sql.run("GRANT USAGE, CREATE ON SCHEMA public TO lodger");
+    assert!(check(0).contains("will be made at the first start"));
+}

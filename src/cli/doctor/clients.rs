@@ -125,7 +125,7 @@ pub(super) const FAMILIES: &[Family] = &[
         programs: &["node"],
         proxy: Node(EITHER),
         trust: Added("NODE_EXTRA_CA_CERTS"),
-        caveat: "before 22.21 its fetch needs undici's EnvHttpProxyAgent",
+        caveat: "an older one needs undici's EnvHttpProxyAgent",
         ..USUAL
     },
     Family {

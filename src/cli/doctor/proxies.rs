@@ -4,7 +4,7 @@ use super::{
     Surroundings,
     clients::{FAMILIES, Family, Habit},
     finding::{Finding, Level},
-    no_proxy,
+    no_proxy, node,
     proxy_url::{ProxyUrl, Transport},
 };
 use crate::authority::Authority;
@@ -41,10 +41,18 @@ pub(super) fn findings(
         return vec![Finding::problem("proxy", text)];
     };
     findings.extend(of_urls(around, proxy));
-    findings.extend(of_exceptions(around, target));
+    let exceptions = of_exceptions(around, target);
+    let is_excepted = exceptions.iter().any(|f| f.level == Level::Problem);
+    findings.extend(exceptions);
     findings.extend(of_clear_text(around));
-    let of_family = |family: &Family| of_family(around, family, proxy);
-    findings.extend(FAMILIES.iter().map(of_family));
+    for family in FAMILIES {
+        let finding = of_family(around, family, proxy);
+        // What leads to the proxy does not lead this host there. (Java alone does not read the exceptions.)
+        let is_void = is_excepted && family.proxy != Habit::Java;
+        if !(is_void && finding.level == Level::Ok) {
+            findings.push(finding);
+        }
+    }
     findings
 }
 
@@ -91,7 +99,10 @@ fn of_exceptions(around: &Surroundings<'_>, target: &Authority) -> Vec<Finding> 
     for (name, list) in &lists {
         let Some(list) = list else { continue };
         if let Some(entry) = no_proxy::excepting(list, target) {
-            let text = format!("{entry} sends {} round the proxy; take it out", target.host);
+            let text = format!(
+                "{entry} sends {} round the proxy, whatever the other variables say; take it out",
+                target.host
+            );
             findings.push(Finding::problem(*name, text));
         }
         if let Some(text) = no_proxy::oddity(list) {
@@ -147,6 +158,20 @@ fn of_family(around: &Surroundings<'_>, family: &Family, proxy: &ProxyUrl) -> Fi
         return wrong(format!(
             "{source} leads to {url}, and not to {proxy}; set it to the same"
         ));
+    }
+    if let Habit::Node(_) = family.proxy {
+        match around.node.map(node::heeds_proxy) {
+            Some(true) => {}
+            Some(false) => {
+                return wrong(
+                    "goes direct, whatever the variables: this Node is too old; install 24.5, or 22.21 of 22".to_owned(),
+                );
+            }
+            None => {
+                let text = "which version it is cannot be told; look that `node --version` is at least 24.5, or 22.21 of 22";
+                return Finding::note(check, with_caveat(text.to_owned(), family));
+            }
+        }
     }
     Finding::ok(check, with_caveat(format!("by {source}"), family))
 }
@@ -261,6 +286,7 @@ mod tests {
             found.map(|(_, value)| (*value).to_owned())
         };
         let around = Surroundings {
+            node: Some((24, 9)),
             variable: &variable,
             present: &|_| true,
         };
@@ -301,6 +327,30 @@ mod tests {
         ] {
             let found = found(&with(&[(name, "")]), Level::Problem);
             assert_eq!(checks(&found), problems, "without {name}");
+        }
+    }
+
+    #[test]
+    fn a_node_is_well_only_if_it_is_sure_to_heed_the_variables() {
+        for (node, present, level) in [
+            (Some((24, 9)), true, Level::Ok),
+            (Some((20, 20)), true, Level::Problem),
+            (None, true, Level::Note),
+            (None, false, Level::Note),
+        ] {
+            let variable = |name: &str| {
+                let found = GOOD.iter().find(|(n, _)| *n == name);
+                found.map(|(_, value)| (*value).to_owned())
+            };
+            let around = Surroundings {
+                variable: &variable,
+                present: &|program| present || program == "python3",
+                node,
+            };
+            let target = Authority::parse("img.test", Some(443)).expect("an authority");
+            let found = findings(&around, meant(&around).as_ref(), &target);
+            let line = found.iter().find(|f| f.check == "Node: proxy");
+            assert_eq!(line.map(|f| f.level), Some(level), "{node:?} {line:?}");
         }
     }
 
@@ -404,6 +454,9 @@ mod tests {
                 "{list}"
             );
             assert_eq!(found(&environment, Level::Note).len(), notes, "{list}");
+            // Nobody is said to go by the proxy whom the list leads round it.
+            let well = found(&environment, Level::Ok);
+            assert_eq!(checks(&well) == ["Java, OkHttp"], problem, "{list}");
         }
     }
 
@@ -434,6 +487,7 @@ mod tests {
             found.map(|(_, value)| (*value).to_owned())
         };
         let around = Surroundings {
+            node: Some((24, 9)),
             variable: &variable,
             present: &|program| program == "python3",
         };

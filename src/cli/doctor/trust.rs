@@ -217,6 +217,7 @@ mod tests {
             None => TRUST_VARIABLES.contains(&name).then(|| BUNDLE.to_owned()),
         };
         let around = Surroundings {
+            node: None,
             variable: &variable,
             present: &|_| true,
         };

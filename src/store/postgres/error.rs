@@ -34,6 +34,8 @@ pub enum Reason {
     Table,
     /// The user may not use the table (42501).
     Privilege,
+    /// Our own table is missing, and the user may not make it.
+    Creation,
     /// The server's disk is full (53100).
     DiskFull,
     /// Another session holds the row's lock (55P03), or a deadlock was broken (40P01).
@@ -57,7 +59,7 @@ impl Reason {
             Reason::ShuttingDown => "shutting_down",
             Reason::TooManyConnections => "too_many_connections",
             Reason::Table => "table",
-            Reason::Privilege => "privilege",
+            Reason::Privilege | Reason::Creation => "privilege",
             Reason::DiskFull => "disk_full",
             Reason::Locked => "locked",
             Reason::Url => "url",
@@ -85,6 +87,9 @@ impl Reason {
             }
             Reason::Privilege => {
                 "grant SELECT, INSERT, UPDATE and DELETE on the table to this user"
+            }
+            Reason::Creation => {
+                "GRANT USAGE, CREATE ON SCHEMA public TO that user, or give it the database: CREATE DATABASE ... OWNER"
             }
             Reason::DiskFull => "free disk space on the server",
             Reason::Locked => "find the session that holds a lock on the cursor's row, in pg_locks",

@@ -20,7 +20,7 @@ use super::{
     address::Address,
     error::{Reason, StoreError},
     leases::{self, Beat},
-    session::{self, Prepared, Session, Wire},
+    session::{self, Missing, Prepared, Session, Wire},
     sql::{self, Table},
     watches::Watches,
 };
@@ -43,7 +43,7 @@ const SWEEP_EVERY: Duration = Duration::from_secs(600);
 pub(super) struct Keeper {
     pub(super) address: Address,
     pub(super) table: Table,
-    pub(super) own_table: bool,
+    pub(super) missing: Missing,
     pub(super) key_prefix: String,
     pub(super) publish: watch::Sender<Option<Arc<Sessions>>>,
     pub(super) losses: mpsc::Receiver<(Arc<Sessions>, StoreError)>,
@@ -89,8 +89,8 @@ impl Keeper {
     }
 
     async fn open(&self) -> Result<(Arc<Sessions>, (Wire, Wire)), StoreError> {
-        let (main, main_wire) = session::open(&self.address, &self.table, self.own_table).await?;
-        let (side, side_wire) = session::open(&self.address, &self.table, false).await?;
+        let (main, main_wire) = session::open(&self.address, &self.table, self.missing).await?;
+        let (side, side_wire) = session::open(&self.address, &self.table, Missing::IsLeft).await?;
         for (sent, received, now) in main.clock.iter().chain(&side.clock) {
             self.clock
                 .lock()

@@ -90,21 +90,31 @@ pub struct Reply {
     pub throttle: Option<String>,
 }
 
+/// What is done about a table that is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Missing {
+    /// Nothing: it is somebody else's to make, and its absence an error.
+    IsLeft,
+    /// It is made.
+    IsMade,
+    /// It is an error too, but first that it may not be made, if that is so.
+    MayBeMade,
+}
+
 /// Connects to the first server of the address that will do.
 ///
-/// With `own_table` a missing table is made.
+/// `missing` says what is done about a table that is not there.
 ///
 /// # Errors
 /// Why the last server tried would not do.
 pub async fn open(
     address: &Address,
     table: &Table,
-    own_table: bool,
+    missing: Missing,
 ) -> Result<(Session, Wire), StoreError> {
     let mut last = StoreError::new(Reason::Connection, "store.url names no host");
     for at in 0..address.config.get_hosts().len() {
-        match tokio::time::timeout(CONNECT_DEADLINE, open_one(address, at, table, own_table)).await
-        {
+        match tokio::time::timeout(CONNECT_DEADLINE, open_one(address, at, table, missing)).await {
             Ok(Ok(session)) => return Ok(session),
             Ok(Err(e)) => last = e.at(&server(address, at)),
             Err(_) => {
@@ -134,7 +144,7 @@ async fn open_one(
     address: &Address,
     at: usize,
     table: &Table,
-    own_table: bool,
+    missing: Missing,
 ) -> Result<(Session, Wire), StoreError> {
     let config = &address.config;
     let ports = config.get_ports();
@@ -194,8 +204,12 @@ async fn open_one(
             (client, wire, seen == Some(i32::from(ours)))
         }
     };
-    if own_table {
-        make_table(&client, table).await?;
+    match missing {
+        Missing::IsMade => make_table(&client, table).await?,
+        Missing::MayBeMade if !is_there(&client, table).await? => {
+            may_be_made(&client, table).await?;
+        }
+        Missing::MayBeMade | Missing::IsLeft => {}
     }
     let text = sql::reserve(table, !direct);
     let reserve = if direct {
@@ -328,19 +342,50 @@ fn tune(stream: &TcpStream) -> io::Result<()> {
 /// Makes our own table unless it is there. Looking first spares users that may not create tables the attempt, and two
 /// replicas that start together may both find it missing: the loser's error is the winner's success.
 async fn make_table(client: &Client, table: &Table) -> Result<(), StoreError> {
-    let name = table.quoted().to_owned();
     for attempt in 0..3 {
-        let row = client
-            .query_typed("SELECT to_regclass($1) IS NOT NULL", &[(&name, Type::TEXT)])
-            .await?;
-        if row.first().is_some_and(|r| r.get(0)) {
+        if is_there(client, table).await? {
             return Ok(());
         }
         match client.batch_execute(&sql::create_table(table)).await {
             Ok(()) => return Ok(()),
-            Err(e) if attempt == 2 => return Err(e.into()),
-            Err(_) => {}
+            Err(e) => {
+                may_be_made(client, table).await?;
+                if attempt == 2 {
+                    return Err(e.into());
+                }
+            }
         }
     }
     Ok(())
+}
+
+async fn is_there(client: &Client, table: &Table) -> Result<bool, StoreError> {
+    let name = table.quoted().to_owned();
+    let row = client
+        .query_typed("SELECT to_regclass($1) IS NOT NULL", &[(&name, Type::TEXT)])
+        .await?;
+    Ok(row.first().is_some_and(|r| r.get(0)))
+}
+
+/// Whether this user may make a table where one without a schema is made. From PostgreSQL 15 on nobody but the
+/// database's owner may do so by default.
+async fn may_be_made(client: &Client, table: &Table) -> Result<(), StoreError> {
+    let row = client.query_typed(sql::MAY_CREATE, &[]).await?;
+    let Some(row) = row.first() else {
+        return Ok(());
+    };
+    let (schema, may): (Option<String>, bool) = (row.try_get(0)?, row.try_get(1)?);
+    if may {
+        return Ok(());
+    }
+    let (table, user) = (table.quoted(), row.try_get::<_, String>(2)?);
+    let detail = match schema {
+        Some(schema) => format!(
+            "table {table} is missing, and user {user:?} may not make it in schema {schema:?}"
+        ),
+        None => format!(
+            "table {table} is missing, and user {user:?} may use no schema of its search_path to make it in"
+        ),
+    };
+    Err(StoreError::new(Reason::Creation, detail))
 }

@@ -175,6 +175,10 @@ pub fn create_table(table: &Table) -> String {
     )
 }
 
+/// Where a table without a schema would be made (null: nowhere), whether it may be, and by whom.
+pub const MAY_CREATE: &str = "SELECT current_schema()::text, \
+    coalesce(has_schema_privilege(current_schema(), 'CREATE'), false), current_user::text";
+
 /// Removes rows under a prefix that have expired. Parameter: `$1` prefix (text). Rows of others are not touched.
 pub fn sweep(table: &Table) -> String {
     format!(
