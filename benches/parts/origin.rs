@@ -116,11 +116,7 @@ async fn answer_all(mut wire: impl AsyncRead + AsyncWrite + Unpin, seen: &Seen) 
             continue;
         };
         filled = 0;
-        if let Some(arrivals) = &mut *seen
-            .arrivals
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-        {
+        if let Some(arrivals) = &mut *seen.arrivals.lock().unwrap_or_else(PoisonError::into_inner) {
             arrivals.push(Instant::now());
         }
         answer.clear();

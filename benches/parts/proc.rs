@@ -21,7 +21,11 @@ impl Family {
             {
                 let children = fs::read_to_string(thread.path().join("children"));
                 let children = children.unwrap_or_default();
-                members.extend(children.split_whitespace().filter_map(|n| n.parse::<u32>().ok()));
+                members.extend(
+                    children
+                        .split_whitespace()
+                        .filter_map(|n| n.parse::<u32>().ok()),
+                );
             }
             next += 1;
         }
@@ -55,4 +59,14 @@ impl Family {
         let open = |id: u32| fs::read_dir(format!("/proc/{id}/fd")).map_or(0, Iterator::count);
         self.members().into_iter().map(open).sum()
     }
+}
+
+/// The main process of a Postgres server: the parent of any of its sessions.
+pub fn postmaster(sql: &super::bed::sql::Sql) -> u32 {
+    let session = sql.number("SELECT pg_backend_pid()::int8");
+    let status = fs::read_to_string(format!("/proc/{session}/status")).unwrap_or_default();
+    let parent = status.lines().find_map(|line| line.strip_prefix("PPid:"));
+    parent
+        .and_then(|id| id.trim().parse().ok())
+        .expect("a server on this machine")
 }

@@ -7,9 +7,11 @@ use std::{fmt, time::Duration};
 pub struct Rounds(Vec<f64>);
 
 impl Rounds {
-    /// Adds a round's.
+    /// Adds a round's; what is not a number was not measured.
     pub fn add(&mut self, figure: f64) {
-        self.0.push(figure);
+        if figure.is_finite() {
+            self.0.push(figure);
+        }
     }
 
     /// The middle one; not a number where there is none.
@@ -28,6 +30,16 @@ impl Rounds {
     pub fn over(&self, others: &Rounds) -> Rounds {
         let pairs = self.0.iter().zip(&others.0);
         Rounds(pairs.map(|(a, b)| a / b).collect())
+    }
+
+    /// The median with a fixed number of digits behind the point, for figures whose last digits are what matters.
+    pub fn fixed(&self, digits: usize) -> String {
+        let (median, least, most) = (self.median(), self.least(), self.most());
+        match self.0.len() {
+            0 => "-".to_owned(),
+            1 => format!("{median:.digits$}"),
+            _ => format!("{median:.digits$} ({least:.digits$}..{most:.digits$})"),
+        }
     }
 
     fn least(&self) -> f64 {
@@ -70,7 +82,7 @@ fn grouped(whole: i64) -> String {
     let digits = whole.abs().to_string();
     let mut text = String::from(if whole < 0 { "-" } else { "" });
     for (at, digit) in digits.chars().enumerate() {
-        if at > 0 && (digits.len() - at) % 3 == 0 {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);
