@@ -32,7 +32,7 @@ mod bed {
     pub mod process;
     pub mod sql;
 
-    pub(crate) use super::{free_address, runtime};
+    pub(crate) use super::parts::runtime::{free_address, runtime};
 }
 
 #[path = "parts"]
@@ -43,6 +43,7 @@ mod parts {
     pub mod origin;
     pub mod proc;
     pub mod replica;
+    pub mod runtime;
     pub mod table;
 
     pub(crate) use super::bed;
@@ -64,17 +65,6 @@ use parts::{
 const SMALL: &str = "/1024";
 /// Clients where their number is not what is measured.
 const CLIENTS: usize = 16;
-
-fn runtime() -> &'static Runtime {
-    static RUNTIME: std::sync::OnceLock<Runtime> = std::sync::OnceLock::new();
-    RUNTIME.get_or_init(|| Runtime::new().expect("a runtime for the bed"))
-}
-
-fn free_address() -> std::net::SocketAddr {
-    std::net::TcpListener::bind("127.0.0.1:0")
-        .and_then(|listener| listener.local_addr())
-        .expect("a free port on loopback")
-}
 
 struct Bench {
     origin: Origin,
@@ -261,7 +251,7 @@ impl Bench {
                     figures[1].add(done.cpu / done.dispatches * 1e6);
                     figures[2].add(opened / done.dispatches);
                     figures[3].add(done.calls / done.dispatches);
-                    figures[4].add(grown / known as f64);
+                    figures[4].add(apiece(grown, known));
                 }
                 let store = if store.is_some() {
                     "Postgres"
@@ -326,7 +316,7 @@ impl Bench {
                 figures[2].add(done.calls / done.dispatches);
                 figures[3].add(done.calls / span);
                 figures[4].add(done.commits / span);
-                figures[5].add(grown / waiting as f64);
+                figures[5].add(apiece(grown, waiting));
             }
             let names = [short(waiting as f64), format!("{rate}/s")];
             table::row(
@@ -395,6 +385,11 @@ impl Bench {
     fn pause(&self, seconds: f64) {
         std::thread::sleep(Duration::from_secs_f64(seconds));
     }
+}
+
+/// Too few of them, and other growth is taken for theirs.
+fn apiece(kib: f64, of: usize) -> f64 {
+    if of < 100 { f64::NAN } else { kib / of as f64 }
 }
 
 fn host(number: usize) -> String {

@@ -21,7 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Builder;
 
 /// Of the tests' bed, what this needs.
 #[path = "../tests/it/bed"]
@@ -38,7 +38,7 @@ mod bed {
     pub mod process;
     pub mod sql;
 
-    pub(crate) use super::{free_address, runtime};
+    pub(crate) use super::parts::runtime::{free_address, runtime};
 }
 
 #[path = "parts"]
@@ -49,6 +49,7 @@ mod parts {
     pub mod origin;
     pub mod proc;
     pub mod replica;
+    pub mod runtime;
 
     pub(crate) use super::bed;
 }
@@ -90,17 +91,6 @@ const COLUMNS: [(&str, bool, f64, f64); 13] = [
     ("reservation_p99_us", true, 0.5, 1000.0),
     ("store_cpu_share", true, 0.25, 0.02),
 ];
-
-fn runtime() -> &'static Runtime {
-    static RUNTIME: std::sync::OnceLock<Runtime> = std::sync::OnceLock::new();
-    RUNTIME.get_or_init(|| Runtime::new().expect("a runtime for the bed"))
-}
-
-fn free_address() -> std::net::SocketAddr {
-    std::net::TcpListener::bind("127.0.0.1:0")
-        .and_then(|listener| listener.local_addr())
-        .expect("a free port on loopback")
-}
 
 struct Wishes {
     span: Duration,
@@ -165,7 +155,7 @@ fn main() {
         ..Keys::default()
     };
     // Access lines would fill the folder: there is one for each request.
-    let start = |n| Replica::start(dir.path(), &format!("replica{n}"), &keys, "access=off,warn");
+    let start = |n| Replica::start(dir.path(), &format!("replica{n}"), &keys, "access=off,info");
     let replicas: Vec<_> = (0..REPLICAS).map(start).collect();
     let sql = postgres.sql();
     let held = wishes.holds_transaction.then(|| {

@@ -368,3 +368,8 @@ fn content_length(head: &[u8]) -> Option<usize> {
         .parse()
         .ok()
 }
+
+/// Lets the clients of a runtime of one thread work for so long.
+pub async fn pause(milliseconds: u64) {
+    tokio::time::sleep(Duration::from_millis(milliseconds)).await;
+}
