@@ -61,6 +61,11 @@ impl Process {
         read_lossy(&self.stderr)
     }
 
+    /// Its number.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Writes to its stdin.
     pub fn tell(&mut self, text: &str) {
         let stdin = self.child.stdin.as_mut().expect("stdin is a pipe");
@@ -79,7 +84,7 @@ impl Process {
     /// Sends a signal to this process and to all its children; to it first, so that it makes no more of them.
     pub fn signal_family(&mut self, signal: Signal) {
         self.signal(signal);
-        let id = self.child.id();
+        let id = self.id();
         let children = format!("/proc/{id}/task/{id}/children");
         let children = read_lossy(Path::new(&children));
         for child in children.split_whitespace().filter_map(|n| n.parse().ok()) {
@@ -128,7 +133,7 @@ impl Process {
     }
 
     fn status_bytes(&self, name: &str) -> u64 {
-        let status = read_lossy(Path::new(&format!("/proc/{}/status", self.child.id())));
+        let status = read_lossy(Path::new(&format!("/proc/{}/status", self.id())));
         let line = status.lines().find_map(|line| line.strip_prefix(name));
         let kibibytes =
             line.and_then(|line| line.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());

@@ -1,0 +1,255 @@
+//! paceline beside its peers and beside no proxy at all: `cargo bench --bench compare -- [OPTIONS]`.
+//!
+//! Each round visits every contender before the next begins, and a ratio is taken round by round, so that what disturbs
+//! the machine disturbs all alike. Clients and origin have one thread each and share the cores with the proxy: figures are
+//! good for comparison within one run, and for nothing else. Peers that are not installed are left out, by name.
+//!
+//! `--rounds N` (3), `--seconds S` (1), `--connections 1,16` , `--only absolute,intercepted,tunnelled,new-tunnel,body,memory,gap`
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a benchmark measures from outside"
+)]
+
+use std::{collections::BTreeMap, time::Duration};
+
+/// Of the tests' bed, what a comparison needs.
+#[path = "../tests/it/bed"]
+#[allow(
+    dead_code,
+    unused_imports,
+    reason = "the tests use more of it than this does"
+)]
+mod bed {
+    pub mod await_until;
+    pub mod certs;
+    pub mod metrics;
+    pub mod postgres;
+    pub mod process;
+    pub mod sql;
+
+    pub(crate) use super::parts::runtime::{free_address, runtime};
+}
+
+#[path = "parts"]
+#[allow(dead_code, reason = "other benches use more of it than this does")]
+mod parts {
+    pub mod contenders;
+    pub mod gap;
+    pub mod held;
+    pub mod installed;
+    pub mod load;
+    pub mod options;
+    pub mod origin;
+    pub mod peers;
+    pub mod proc;
+    pub mod replica;
+    pub mod runtime;
+    pub mod table;
+
+    pub(crate) use super::bed;
+}
+
+use parts::{
+    contenders::{Bench, Contender, Kind, SMALL},
+    load::{self, Route, Wire},
+    options::Options,
+    table::{self, Rounds, percentiles},
+};
+
+/// The large body, and how often it is fetched on one connection.
+const LARGE: usize = 100 << 20;
+const LARGE_TIMES: usize = 2;
+
+fn main() {
+    paceline::app::raise_file_limit();
+    let options = Options::read(3, 1.0, &[1, 16]);
+    let bench = Bench::new();
+    let results = rounds(&bench, &options);
+    results.print(&options);
+    if options.wants("memory") {
+        parts::held::memory(&bench);
+    }
+    if options.wants("gap") {
+        parts::gap::gap(&bench, &options);
+    }
+}
+
+fn rounds(bench: &Bench, options: &Options) -> Results {
+    let mut results = Results::default();
+    let wanted = |kind: &Kind| options.wants(kind.word()) || options.wants("body");
+    if !Kind::ALL.iter().any(wanted) {
+        return results;
+    }
+    let names: Vec<usize> = (0..bench.contenders()).collect();
+    for round in 0..options.rounds {
+        eprintln!("round {} of {}", round + 1, options.rounds);
+        let mut order = names.clone();
+        // Nobody is always the first after somebody else.
+        order.rotate_left(round % names.len());
+        for which in order {
+            if let Some(contender) = bench.contender(which) {
+                measure(&contender, options, &mut results);
+            } else if round == 0 {
+                results.missing.push(Bench::name_of(which));
+            }
+        }
+    }
+    results
+}
+
+/// Figures of one contender in one table.
+#[derive(Default)]
+struct Figures {
+    rate: Rounds,
+    p50: Rounds,
+    p99: Rounds,
+    cpu: Rounds,
+    errors: usize,
+}
+
+#[derive(Default)]
+struct Results {
+    /// By kind and connections, then in the order in which they came.
+    small: BTreeMap<(Kind, usize), Vec<(&'static str, Figures)>>,
+    large: BTreeMap<Kind, Vec<(&'static str, Figures)>>,
+    missing: Vec<&'static str>,
+}
+
+fn measure(contender: &Contender, options: &Options, results: &mut Results) {
+    for (kind, route) in &contender.routes {
+        prime(route);
+        for &connections in options
+            .connections
+            .iter()
+            .filter(|_| options.wants(kind.word()))
+        {
+            let outcome = load::run(
+                route,
+                |_| vec![route.request(SMALL)],
+                connections,
+                options.span,
+                contender.family,
+            );
+            let figures = entry(
+                results.small.entry((*kind, connections)).or_default(),
+                contender.name,
+            );
+            let mut spans = outcome.spans;
+            let [p50, p99] = percentiles(&mut spans, [50.0, 99.0]);
+            figures.rate.add(outcome.requests as f64 / outcome.seconds);
+            figures.p50.add(p50);
+            figures.p99.add(p99);
+            figures.cpu.add(outcome.cpu / outcome.requests as f64 * 1e4);
+            figures.errors += outcome.errors;
+        }
+        if options.wants("body") && !route.is_new_each {
+            let figures = entry(results.large.entry(*kind).or_default(), contender.name);
+            match load::transfer(route, LARGE, LARGE_TIMES, contender.family) {
+                Ok((rate, cpu)) => {
+                    figures.rate.add(rate);
+                    figures.cpu.add(cpu);
+                }
+                Err(fault) => {
+                    eprintln!("{}: {fault}", contender.name);
+                    figures.errors += 1;
+                }
+            }
+        }
+    }
+}
+
+fn entry<'a>(rows: &'a mut Vec<(&'static str, Figures)>, name: &'static str) -> &'a mut Figures {
+    let at = rows
+        .iter()
+        .position(|(n, _)| *n == name)
+        .unwrap_or_else(|| {
+            rows.push((name, Figures::default()));
+            rows.len() - 1
+        });
+    &mut rows[at].1
+}
+
+/// First uses are not measured: leaves minted, names resolved, pools filled.
+fn prime(route: &Route) {
+    let runtime = load::single();
+    let request = route.request(SMALL);
+    for _ in 0..5 {
+        let answered = runtime.block_on(async {
+            let mut wire = Wire::open(route).await?;
+            wire.exchange(&request, &mut vec![0; 16 * 1024]).await
+        });
+        if answered.is_ok() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(300));
+    }
+}
+
+impl Results {
+    fn print(mut self, options: &Options) {
+        if !self.missing.is_empty() {
+            println!("\nnot installed, so left out: {}", self.missing.join(", "));
+        }
+        for ((kind, connections), rows) in &mut self.small {
+            table::head(
+                &format!("{}, {connections} connections, 1 KiB", kind.title()),
+                &[
+                    "",
+                    "requests/s",
+                    "of direct",
+                    "paceline is",
+                    "p50 us",
+                    "p99 us",
+                    "proxy CPU s/10,000",
+                    "errors",
+                ],
+            );
+            let reference = |name: &str| {
+                rows.iter()
+                    .find(|(n, _)| *n == name)
+                    .map(|(_, f)| f.rate.clone())
+            };
+            let direct = reference("direct").unwrap_or_default();
+            let own = reference(if *kind == Kind::Tunnelled {
+                "paceline, ungoverned"
+            } else {
+                "paceline"
+            });
+            let own = own.unwrap_or_default();
+            rows.sort_by(|(_, a), (_, b)| b.rate.median().total_cmp(&a.rate.median()));
+            for (name, f) in rows {
+                table::row([
+                    (*name).to_owned(),
+                    f.rate.to_string(),
+                    f.rate.over(&direct).to_string(),
+                    format!("{} x", own.over(&f.rate)),
+                    f.p50.to_string(),
+                    f.p99.to_string(),
+                    f.cpu.to_string(),
+                    f.errors.to_string(),
+                ]);
+            }
+        }
+        for (kind, rows) in self.large.iter_mut().filter(|_| options.wants("body")) {
+            table::head(
+                &format!("One body of 100 MiB: {}", kind.title()),
+                &["", "GB/s", "of direct", "proxy CPU s/GiB", "errors"],
+            );
+            let direct = rows
+                .iter()
+                .find(|(n, _)| *n == "direct")
+                .map(|(_, f)| f.rate.clone());
+            let direct = direct.unwrap_or_default();
+            rows.sort_by(|(_, a), (_, b)| b.rate.median().total_cmp(&a.rate.median()));
+            for (name, f) in rows {
+                let cells = [
+                    f.rate.to_string(),
+                    f.rate.over(&direct).to_string(),
+                    f.cpu.to_string(),
+                    f.errors.to_string(),
+                ];
+                table::row([(*name).to_owned()].into_iter().chain(cells));
+            }
+        }
+    }
+}
