@@ -117,11 +117,6 @@ impl Process {
         await_until(&what, patience, || self.ended())
     }
 
-    /// Its number.
-    pub fn id(&self) -> u32 {
-        self.child.id()
-    }
-
     /// The most memory it has had resident, in bytes (`VmHWM`).
     pub fn peak_memory(&self) -> u64 {
         self.status_bytes("VmHWM:")
