@@ -38,8 +38,10 @@ use crate::{
     store::Store,
 };
 
-/// A head must be there in this time; an idle connection is closed after it too.
-const HEAD_DEADLINE: Duration = Duration::from_secs(30);
+/// A head must be there in this time.
+const HEAD_DEADLINE: Duration = Duration::from_secs(10);
+/// The whole of a connection, answer included.
+const CONNECTION_DEADLINE: Duration = Duration::from_secs(30);
 /// Connections at once: an operator, a Prometheus and a load balancer need few.
 const CONNECTIONS: usize = 64;
 
@@ -261,11 +263,14 @@ pub async fn run(listener: TcpListener, admin: Arc<Admin>) {
                 let admin = admin.clone();
                 async move { Ok::<_, Infallible>(admin.answer(&request, peer).await) }
             });
-            let _ = http1::Builder::new()
+            // One answer for each connection, and an end to each: some who do not read what they asked for must not take all
+            // the places there are.
+            let served = http1::Builder::new()
                 .timer(TokioTimer::new())
                 .header_read_timeout(HEAD_DEADLINE)
-                .serve_connection(TokioIo::new(stream), service)
-                .await;
+                .keep_alive(false)
+                .serve_connection(TokioIo::new(stream), service);
+            let _ = tokio::time::timeout(CONNECTION_DEADLINE, served).await;
             drop(permit);
         });
     }

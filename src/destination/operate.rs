@@ -56,8 +56,8 @@ impl Destination {
         let mut lanes: Vec<Arc<Lane>> = self.lanes().values().cloned().collect();
         if self.config().scope == Scope::Host {
             lanes.extend(self.whole.clone());
-            lanes.extend(self.strangers().await?);
         }
+        lanes.extend(self.catch_up().await?);
         let mut any = false;
         for lane in &lanes {
             any |= lane.apply(event);
@@ -81,18 +81,23 @@ impl Destination {
         }
     }
 
-    /// The lanes of hosts whose throttle only other replicas have had to do with.
-    async fn strangers(&self) -> Result<Vec<Arc<Lane>>, String> {
+    /// Reads what other replicas have written since the last heartbeat, and returns the lanes of hosts whose throttle only they
+    /// have had to do with.
+    async fn catch_up(&self) -> Result<Vec<Arc<Lane>>, String> {
         let Store::Postgres(store) = &self.ground.store else {
             return Ok(Vec::new());
         };
         if !store.membership().has_read() {
             return Ok(Vec::new());
         }
-        let prefix = store.throttle_key(&format!("{}/", self.config().name));
-        let rows = store.throttles(&prefix).await.map_err(|e| e.to_string())?;
+        let own = store.throttle_key(&self.config().name);
+        let prefix = format!("{own}/");
+        let rows = store.throttles(&own).await.map_err(|e| e.to_string())?;
         let mut lanes = Vec::new();
         for (key, text) in rows {
+            if let Some(whole) = self.whole.as_ref().filter(|_| key == own) {
+                whole.heard(Some(&text));
+            }
             let host = key.strip_prefix(&prefix).and_then(|h| Host::parse(h).ok());
             if let Some(host) = host
                 && let Ok(lane) = self.lane(&host)

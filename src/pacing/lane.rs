@@ -202,10 +202,16 @@ impl Lane {
     pub fn is_forgettable(&self) -> bool {
         let core = self.lock();
         let now = LocalTime::now();
+        // What is in the row another lane can read there. With a cursor in memory a multiplier is lost, which is better than
+        // to refuse every new host once so many have protested.
+        let shared = matches!(self.store, Store::Postgres(_));
+        let told = core.tracker.is_settled() && (shared || core.tracker.halt(now).is_none());
+        // A driver that only sleeps until a deadline of before ends by itself.
         core.pacer.is_idle()
-            && !core.driving
+            && !core.has_calls()
+            && !core.writing
+            && told
             && core.memory.lock().has_passed(now)
-            && core.tracker.is_neutral()
     }
 
     fn lock(&self) -> MutexGuard<'_, Core> {

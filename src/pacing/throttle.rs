@@ -20,6 +20,9 @@ const WINDOW: Nanos = 60 * SECOND;
 /// The most URLs that are remembered; no lockout needs more.
 pub const EVIDENCE_LIMIT: usize = 100;
 
+/// The largest version and episode. A row with a larger one was written by nobody.
+pub(super) const NUMBER_LIMIT: u64 = 1 << 62;
+
 /// What a destination is configured with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
@@ -187,7 +190,7 @@ impl Throttle {
         let mut changed = false;
         if episode >= self.episode {
             self.touch(at);
-            self.episode = self.episode.saturating_add(1);
+            self.episode = self.episode.saturating_add(1).min(NUMBER_LIMIT);
             self.multiplier = (self.multiplier.saturating_mul(2)).clamp(1, CAP);
             self.clean = 0;
             changed = true;
@@ -282,7 +285,8 @@ impl Throttle {
 
     /// Ends what is over. Returns whether anything was.
     pub fn lapse(&mut self, at: Moment) -> bool {
-        if !self.is_due(at.now) {
+        self.drop_stale(at.now);
+        if !self.has_stopped(at.now) {
             return false;
         }
         self.touch(at);
@@ -312,11 +316,13 @@ impl Throttle {
             evidence: self.evidence.clone(),
         };
         merged.touch(at);
+        merged.drop_stale(at.now);
         if merged.lockout.stop.is_some() {
             merged.evidence.clear();
             return merged;
         }
-        for e in &other.evidence {
+        let fresh = |e: &&Evidence| at.now.since(e.at) < WINDOW;
+        for e in other.evidence.iter().filter(fresh) {
             if !merged.evidence.iter().any(|own| own.url == e.url) {
                 merged.evidence.push(*e);
             }
@@ -370,10 +376,20 @@ impl Throttle {
 
     /// Whether anything of it is over and not yet ended.
     pub fn is_due(&self, now: LocalTime) -> bool {
+        let stale = |e: &Evidence| now.since(e.at) >= WINDOW;
+        self.has_stopped(now) || self.evidence.first().is_some_and(stale)
+    }
+
+    fn has_stopped(&self, now: LocalTime) -> bool {
         let latches = [self.hold, self.lockout, self.pause];
         latches
             .iter()
             .any(|l| l.stop.is_some_and(|s| s.until <= now))
+    }
+
+    /// What was forbidden too long ago proves nothing any more.
+    fn drop_stale(&mut self, now: LocalTime) {
+        self.evidence.retain(|e| now.since(e.at) < WINDOW);
     }
 
     /// The stop until whose end the cursor has to be moved, for programs that know of nothing else.
@@ -386,7 +402,9 @@ impl Throttle {
     }
 
     fn touch(&mut self, at: Moment) {
-        self.version = self.version.saturating_add(1).max(at.stamp());
+        let later = self.version.saturating_add(1).max(at.stamp());
+        // At the limit no change can be told from the one before by its number; the row that is written last counts then.
+        self.version = later.min(NUMBER_LIMIT);
     }
 }
 

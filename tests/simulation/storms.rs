@@ -163,7 +163,7 @@ impl World {
         core.write = None;
         let at = core.moment(t);
         if held == write.expected || held.is_none() {
-            core.tracker.wrote(write);
+            core.tracker.wrote(write, true);
         } else {
             core.tracker.seen(at, held.as_deref());
         }

@@ -111,6 +111,7 @@ async fn write_throttle(lane: Arc<Lane>, write: Write) {
         return;
     };
     let outcome = store.write_throttle(&lane.name.throttle_key, &write).await;
+    let mut follows = true;
     if let Ok(Ok(())) = &outcome {
         let spare = {
             let core = lane.lock();
@@ -118,10 +119,11 @@ async fn write_throttle(lane: Arc<Lane>, write: Write) {
             held(settings.interval, settings.max_replicas as usize)
         };
         let followed = store.follow(&lane.name.key, &write, spare).await;
+        follows = followed.is_ok();
         if let Err(e) = followed {
             tracing::warn!(
                 cursor = lane.name.cursor,
-                "programs that move the cursor without being replicas were not told of the pause: {e}"
+                "the cursor was not moved for a pause, or after it; that is tried again: {e}"
             );
         }
     }
@@ -130,7 +132,12 @@ async fn write_throttle(lane: Arc<Lane>, write: Write) {
     let mut core = lane.lock();
     core.writing = false;
     match outcome {
-        Ok(Ok(())) => core.tracker.wrote(&write),
+        Ok(Ok(())) => {
+            core.tracker.wrote(&write, follows);
+            if !follows {
+                core.write_from = now.plus(RETRY_WRITE);
+            }
+        }
         Ok(Err(text)) => {
             core.tracker.seen(at, text.as_deref());
         }

@@ -6,13 +6,13 @@
 
 use serde_json::{Value, json};
 
-use super::{CAP, EVIDENCE_LIMIT, Evidence, Latch, Moment, Stop, Throttle};
-use crate::pacing::time::{LocalTime, Nanos};
+use super::{CAP, EVIDENCE_LIMIT, Evidence, Latch, Moment, NUMBER_LIMIT, Stop, Throttle};
+use crate::pacing::time::{LocalTime, Nanos, SECOND};
 
 /// The word of a row that is not there.
 pub const NO_ROW: &str = "1";
-/// A version or an episode beyond this is no replica's: it could never be outdone.
-const GREATEST: u64 = u64::MAX / 2;
+/// No stop lasts longer: 30 days, the longest lockout that can be configured and the longest pause that can be ordered.
+const LONGEST_STOP: Nanos = 30 * 86_400 * SECOND;
 /// The longest text that is read.
 const LONGEST: usize = 16 * 1024;
 
@@ -76,7 +76,7 @@ impl Throttle {
         }
         let (word, state) = text.split_once(' ')?;
         let state: Value = serde_json::from_str(state).ok()?;
-        let sane = |value: &Value| value.as_u64().filter(|n| *n <= GREATEST);
+        let sane = |value: &Value| value.as_u64().filter(|n| *n <= NUMBER_LIMIT);
         let number = |key: &str| state.get(key).and_then(sane);
         let multiplier = u32::try_from(number("multiplier")?).ok()?;
         if !(1..=CAP).contains(&multiplier) || !multiplier.is_power_of_two() {
@@ -92,7 +92,8 @@ impl Throttle {
             let Some(until) = value.get("until") else {
                 return Some(Latch::free(decided));
             };
-            let span = value.get("span").and_then(Value::as_i64)?.max(0);
+            let span = value.get("span").and_then(Value::as_i64)?;
+            let span = span.clamp(0, LONGEST_STOP);
             let status = value.get("status").and_then(Value::as_u64)?;
             let written = until.as_i64()?;
             let stop = Stop {

@@ -160,11 +160,14 @@ impl Tracker {
                 self.state = row;
                 self.dirty = false;
             }
-            // An older row (the store is another, or was restored), none, or garbage: ours is put back, if it says anything.
-            _ => {
-                let differs = word(text) != self.state.word(at.now);
-                self.dirty |= differs || !self.state.is_neutral();
+            // An older row of before any protest, or none: where ours says nothing either, it is forgotten with all it counted,
+            // or what its slots are told of their episode would be older than what is known here, for ever.
+            Some(row) if row.is_neutral() && self.state.is_neutral() => self.state = row,
+            None if text.is_none() && self.state.is_neutral() && !self.dirty => {
+                self.state = Throttle::default();
             }
+            // An older row (the store is another, or was restored), none, or garbage: ours is put back.
+            _ => self.dirty = true,
         }
         self.dirty |= self.state.lapse(at);
         if (self.state.multiplier(), self.state.episode()) != before {
@@ -205,10 +208,10 @@ impl Tracker {
         (self.clean > 0).then(|| self.told_at.plus(TELL_EVERY))
     }
 
-    /// A write was made.
-    pub fn wrote(&mut self, write: &Write) {
+    /// A write was made, and the cursor moved as it asked if it has `followed`; if not, both are made again.
+    pub fn wrote(&mut self, write: &Write, followed: bool) {
         self.row = Some(write.text.clone());
-        if self.state.version() == write.version {
+        if followed && self.state.version() == write.version {
             self.dirty = false;
             self.row_episode = self.state.episode();
             self.ended = None;

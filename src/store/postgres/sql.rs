@@ -127,25 +127,31 @@ pub fn write_throttle(table: &Table) -> String {
     )
 }
 
+/// Two replicas that pause for the same time mean instants this close together, in nanoseconds.
+const PAUSES_APART: i64 = 5_000_000_000;
+
 /// Moves a cursor ahead to an instant, for programs that know of nothing else. Parameters: `$1` key (text), `$2` the instant
-/// in nanoseconds since the epoch (int8). One that is further ahead already, and could be honestly, stays.
+/// in nanoseconds since the epoch (int8). One that is further ahead already stays.
 pub fn push_cursor(table: &Table) -> String {
     format!(
         "INSERT INTO {t} AS c (cache_key, value, expires) \
-         VALUES ($1::text, ($2::int8 * 0.000000001)::text, clock_timestamp() + interval '1 hour') \
-         ON CONFLICT (cache_key) DO UPDATE SET value = CASE \
+         VALUES ($1::text, ($2::int8 * 0.000000001)::text, \
+         to_timestamp($2::int8 * 0.000000001::float8) + interval '1 hour') \
+         ON CONFLICT (cache_key) DO UPDATE SET expires = greatest(c.expires, excluded.expires), value = CASE \
          WHEN c.value ~ '{NUMBER}' THEN CASE WHEN c.value::numeric < $2::int8 * 0.000000001 THEN excluded.value \
          ELSE c.value END ELSE excluded.value END",
         t = table.quoted()
     )
 }
 
-/// Moves a cursor back that still stands at the instant to which [`push_cursor`] moved it. Parameters: `$1` key (text), `$2`
-/// that instant, `$3` how far from now it is put, for slots that others hold from before (int8 nanoseconds).
+/// Moves a cursor back that stands at the instant to which [`push_cursor`] moved it, or behind it: slots there are those of
+/// programs that took them during the pause. Parameters: `$1` key (text), `$2` that instant, `$3` how far from now it is put,
+/// for slots that others hold from before (int8 nanoseconds).
 pub fn free_cursor(table: &Table) -> String {
     format!(
         "UPDATE {t} SET value = (((date_part('epoch', clock_timestamp()) * 1000000)::int8 * 1000 + $3::int8) * 0.000000001)::text \
-         WHERE cache_key = $1::text AND value = ($2::int8 * 0.000000001)::text",
+         WHERE cache_key = $1::text AND CASE WHEN value ~ '{NUMBER}' \
+         THEN value::numeric >= ($2::int8 - {PAUSES_APART}) * 0.000000001 ELSE false END",
         t = table.quoted()
     )
 }

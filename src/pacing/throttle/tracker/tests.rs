@@ -33,7 +33,7 @@ impl Row {
             };
             if write.expected == self.0 || self.0.is_none() {
                 self.0 = Some(write.text.clone());
-                tracker.wrote(&write);
+                tracker.wrote(&write, true);
             } else {
                 tracker.seen(at, self.0.as_deref());
             }
@@ -142,6 +142,51 @@ fn a_row_that_vanished_is_put_back_while_it_says_anything() {
 }
 
 #[test]
+fn a_protest_counts_although_the_row_was_lost_in_calm_times() {
+    let lost = |row: &mut Row, old: &Option<String>, how| match how {
+        0 => row.0 = None,
+        1 => row.0 = old.clone(),
+        _ => row.0 = Some("1 junk".to_owned()),
+    };
+    for how in 0..3 {
+        let (mut t, mut row) = (Tracker::new(RULES), Row::default());
+        t.apply(at(0), Event::Pause(1));
+        t.lapse(at(1));
+        row.settle(&mut t, at(1));
+        let old = row.0.clone();
+        for (n, episode) in [0, 1].into_iter().enumerate() {
+            t.apply(at(2 + n as Nanos), throttled(episode));
+            row.settle(&mut t, at(2 + n as Nanos));
+        }
+        for n in 0..40 {
+            t.apply(at(SECOND + n), Event::Clean { episode: 2 });
+        }
+        row.settle(&mut t, at(2 * SECOND));
+        assert_eq!(t.regime(LocalTime(2 * SECOND)), Regime::default());
+        lost(&mut row, &old, how);
+        t.seen(at(3 * SECOND), row.0.as_deref());
+        row.settle(&mut t, at(3 * SECOND));
+        // The next slot is granted by what is in the row now.
+        let granted_in = t.row_episode();
+        assert!(t.apply(at(4 * SECOND), throttled(granted_in)), "case {how}");
+        assert_eq!(t.regime(LocalTime(4 * SECOND)).multiplier, 2, "case {how}");
+    }
+}
+
+#[test]
+fn a_cursor_that_could_not_be_moved_is_moved_later() {
+    let mut t = Tracker::new(RULES);
+    t.apply(at(0), Event::Pause(60 * SECOND));
+    let write = t.write(at(0)).expect("a write");
+    t.wrote(&write, false);
+    let again = t.write(at(1)).expect("the same once more");
+    assert_eq!(
+        (again.expected, again.moves_cursor),
+        (Some(write.text), write.moves_cursor)
+    );
+}
+
+#[test]
 fn garbage_that_claims_a_pace_is_replaced() {
     let (mut t, mut row) = (Tracker::new(RULES), Row(Some("8 nonsense".to_owned())));
     t.seen(at(0), row.0.as_deref());
@@ -233,7 +278,7 @@ fn a_pause_moves_the_cursor_and_its_end_moves_it_back() {
     let write = t.write(at(0)).expect("a write");
     let stop = write.moves_cursor.expect("the cursor is moved");
     assert_eq!(stop.written, Some((1_700_000_000 + 60) * SECOND));
-    t.wrote(&write);
+    t.wrote(&write, true);
     t.apply(at(SECOND), Event::Resume);
     let write = t.write(at(SECOND)).expect("a write");
     assert_eq!((write.moves_cursor, write.frees_cursor), (None, Some(stop)));
