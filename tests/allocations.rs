@@ -4,7 +4,7 @@
 //! figures were counted in the tests' own profile, so they say nothing about time: `benches/run compare` does.
 //!
 //! A figure that is wrong by more than the slack fails either way. More means that a request got dearer: find out where
-//! (`perf record -e 'probe:malloc'`, or bisect) and whether it must. Less is a gain that the next change could lose
+//! (`heaptrack` on the program shows each place) and whether it must. Less is a gain that the next change could lose
 //! unseen. Either way, what is meant to stay goes into [`RECORDED`].
 #![allow(
     clippy::disallowed_methods,
