@@ -287,7 +287,7 @@ impl Scene {
         }
         let panics = Scrape::parse(&metrics)
             .sum("paceline_panics_total", &[])
-            .unwrap_or(0.0);
+            .unwrap_or(f64::INFINITY);
         if panics > 0.0 || log.contains("panic at ") {
             faults.push("something panicked".to_owned());
         }
