@@ -30,7 +30,7 @@ use subtle::ConstantTimeEq as _;
 use tokio::net::TcpListener;
 
 use crate::{
-    config::Secret,
+    config::{LONGEST_STOP, Secret},
     destination::Destination,
     metrics::Among,
     pacing::{throttle::Cause, time::LocalTime},
@@ -46,8 +46,7 @@ const CONNECTION_DEADLINE: Duration = Duration::from_secs(30);
 const CONNECTIONS: usize = 64;
 
 /// How long an operator's pause may be: anything longer is a destination that should be configured otherwise.
-pub const PAUSES: RangeInclusive<Duration> =
-    Duration::from_secs(1)..=Duration::from_secs(30 * 24 * 3600);
+pub const PAUSES: RangeInclusive<Duration> = Duration::from_secs(1)..=LONGEST_STOP;
 
 /// What the listener shows.
 #[derive(Debug)]
@@ -97,16 +96,9 @@ impl Admin {
             return self.show(path, request.uri().query().unwrap_or_default());
         }
         let rules = self.proxy.in_force.now();
-        if !may_change(
-            request.headers(),
-            peer.ip(),
-            rules.config.admin.token.as_ref(),
-        ) {
-            return text(
-                StatusCode::FORBIDDEN,
-                "changes need a connection from loopback, or \"Authorization: Bearer\" with admin.token; \
-                 `paceline` takes the token from --config or from PACELINE_ADMIN_TOKEN\n",
-            );
+        let token = rules.config.admin.token.as_ref();
+        if let Err(why) = may_change(request.headers(), peer.ip(), token) {
+            return text(StatusCode::FORBIDDEN, format!("{why}\n"));
         }
         self.change(path, request.uri().query().unwrap_or_default())
             .await
@@ -288,15 +280,41 @@ fn argument(query: &str, key: &str) -> Option<String> {
 /// Whether this request may change something: from loopback, but not on behalf of a web page, for a browser on this
 /// machine sends what any page tells it to; or from anywhere with the token. A token that is wrong is wrong from
 /// loopback too.
-fn may_change(headers: &HeaderMap, peer: IpAddr, token: Option<&Secret>) -> bool {
-    let given = headers.get(AUTHORIZATION);
-    match (given, token) {
-        (Some(given), Some(token)) => given
-            .as_bytes()
-            .strip_prefix(b"Bearer ")
-            .is_some_and(|given| given.ct_eq(token.reveal().as_bytes()).into()),
-        (Some(_), None) => false,
-        (None, _) => peer.to_canonical().is_loopback() && !headers.contains_key(ORIGIN),
+///
+/// # Errors
+/// Why not, and what to change.
+fn may_change(
+    headers: &HeaderMap,
+    peer: IpAddr,
+    token: Option<&Secret>,
+) -> Result<(), &'static str> {
+    let is_near = peer.to_canonical().is_loopback();
+    match (headers.get(AUTHORIZATION), token) {
+        (Some(given), Some(token)) => {
+            let given = given
+                .as_bytes()
+                .strip_prefix(b"Bearer ")
+                .ok_or("the token is not sent as \"Authorization: Bearer TOKEN\"; send it so")?;
+            match given.ct_eq(token.reveal().as_bytes()).into() {
+                true => Ok(()),
+                false => Err(
+                    "the token is wrong; give admin.token of this replica, in PACELINE_ADMIN_TOKEN or by --config",
+                ),
+            }
+        }
+        (Some(_), None) => Err(
+            "a token was sent, but this replica has no admin.token; set one, or send the change from loopback without",
+        ),
+        (None, _) if is_near && !headers.contains_key(ORIGIN) => Ok(()),
+        (None, Some(_)) => Err(
+            "the token is missing; give admin.token of this replica, in PACELINE_ADMIN_TOKEN or by --config (or as \"Authorization: Bearer TOKEN\")",
+        ),
+        (None, None) if is_near => Err(
+            "a change that a web page asks for needs a token, and this replica has no admin.token; use `paceline`",
+        ),
+        (None, None) => Err(
+            "changes from elsewhere than loopback need a token, and this replica has no admin.token; set one, or send the change from loopback",
+        ),
     }
 }
 
@@ -410,15 +428,39 @@ mod tests {
         ] {
             let peer = peer.parse().expect("an address");
             assert_eq!(
-                may_change(fields, peer, Some(&token)),
+                may_change(fields, peer, Some(&token)).is_ok(),
                 with_token,
                 "{fields:?} {peer}"
             );
             assert_eq!(
-                may_change(fields, peer, None),
+                may_change(fields, peer, None).is_ok(),
                 without,
                 "{fields:?} {peer}, no token"
             );
+        }
+    }
+
+    #[test]
+    fn a_refused_change_says_whether_the_token_is_missing_or_wrong() {
+        let (far, token) = (
+            "192.0.2.7".parse().expect("an address"),
+            Secret::new("right"),
+        );
+        let why = |authorization: Option<&'static str>, token: Option<&Secret>| {
+            let field = authorization.map(|text| (AUTHORIZATION, HeaderValue::from_static(text)));
+            let headers: HeaderMap = field.into_iter().collect();
+            may_change(&headers, far, token).expect_err("refused")
+        };
+        for (authorization, token, word) in [
+            (None, Some(&token), "is missing"),
+            (Some("Bearer left"), Some(&token), "is wrong"),
+            (Some("Basic cmlnaHQ="), Some(&token), "Bearer"),
+            (Some("Bearer left"), None, "has no admin.token"),
+            (None, None, "has no admin.token"),
+        ] {
+            let why = why(authorization, token);
+            assert!(why.contains(word), "{authorization:?}: {why}");
+            assert!(!why.contains("right") && !why.contains("left"), "{why}");
         }
     }
 

@@ -1,6 +1,7 @@
 //! All wiring: the parts are made in order, everything is bound before anything is served, and the value that comes
 //! back knows where.
 
+pub mod faults;
 pub mod reload;
 
 use std::{
@@ -86,17 +87,19 @@ impl App {
     /// As [`App::new`].
     pub async fn sharing(config: Config, cursors: memory::Cursors) -> Result<App> {
         let hangups = Hangups::listen()?;
-        if let Some(line) = opaque(&config) {
-            bail!(line);
+        if let Some(fault) = faults::opaque(&config) {
+            bail!("{fault}");
         }
         let leaves = Arc::new(certificates(&config)?);
         let metrics = Metrics::new();
         expiry(&metrics, &leaves, &config);
         metrics.reloaded(Some(since_epoch(SystemTime::now())));
         let (room, line) = room_for(config.proxy.max_connections);
-        let lines = [line, open_to_many(&config), hasty_drain(&config)];
-        for line in lines.iter().flatten() {
+        if let Some(line) = line {
             tracing::warn!("{line}");
+        }
+        for warning in faults::warnings(&config) {
+            tracing::warn!("{warning}");
         }
         let share = config.proxy.share(room);
         metrics.limit("connections", room);
@@ -288,58 +291,10 @@ fn certificates(config: &Config) -> Result<Leaves> {
         }
     }
     let issuer = Arc::new(Issuer::load(&config.ca.dir)?);
-    for line in uncovered(config, &issuer) {
-        tracing::warn!("{line}");
+    for fault in faults::uncovered(config, &issuer) {
+        tracing::warn!("{fault}");
     }
     Ok(Leaves::new(issuer)?)
-}
-
-/// A line for a destination whose tunnels cannot be paced without reading them, which this version cannot do.
-pub fn opaque(config: &Config) -> Option<String> {
-    let found = config
-        .destinations
-        .iter()
-        .find(|d| d.tls == TlsMode::Opaque)?;
-    Some(format!(
-        "destination {}: tls = \"opaque\" is not available in this version; use \"intercept\"",
-        found.name
-    ))
-}
-
-/// A line for what is open to more than this machine, and may be meant so.
-pub fn open_to_many(config: &Config) -> Option<String> {
-    let listen = config.admin.listen;
-    (!listen.ip().to_canonical().is_loopback() && config.admin.token.is_none()).then(|| {
-        format!(
-            "admin.listen {listen}: whoever reaches it can read metrics and status (changes are taken from loopback only); keep it inside a network that you trust"
-        )
-    })
-}
-
-/// A line where a stop may cut off requests that wait as long as they may.
-pub fn hasty_drain(config: &Config) -> Option<String> {
-    let (drain, max_wait) = (config.proxy.drain, config.proxy.max_wait);
-    (drain < max_wait).then(|| {
-        format!(
-            "proxy.drain {} is shorter than proxy.max_wait {}: at a stop, what waits longer is refused; raise drain, or lower max_wait",
-            humantime::format_duration(drain),
-            humantime::format_duration(max_wait)
-        )
-    })
-}
-
-/// A line for each destination whose hosts the issuer may not sign for.
-pub fn uncovered(config: &Config, issuer: &Issuer) -> Vec<String> {
-    let lacks = |d: &&config::Destination| {
-        d.tls == TlsMode::Intercept && !issuer.covers_all(&Constraints::permitting(&d.hosts))
-    };
-    let line = |d: &config::Destination| {
-        format!(
-            "destination {} is not covered by the CA's name constraints; run `paceline ca init`, which leaves the root as it is, and then send running replicas a SIGHUP or restart them",
-            d.name
-        )
-    };
-    config.destinations.iter().filter(lacks).map(line).collect()
 }
 
 fn bind(address: SocketAddr, key: &str) -> Result<TcpListener> {
@@ -413,18 +368,6 @@ pub fn raise_file_limit() {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_drain_shorter_than_the_longest_wait_is_told() {
-        let mut config = Config::built_in();
-        assert_eq!(hasty_drain(&config), None);
-        config.proxy.drain = config.proxy.max_wait - Duration::from_secs(1);
-        let line = hasty_drain(&config).expect("a warning");
-        assert!(
-            line.contains("drain 24s") && line.contains("max_wait 25s"),
-            "{line}"
-        );
-    }
 
     #[test]
     fn the_process_cannot_be_dumped() {

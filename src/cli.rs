@@ -5,6 +5,8 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Parser, Subcommand};
+use http::Uri;
+use thiserror::Error;
 
 use crate::admin::PAUSES;
 
@@ -16,6 +18,11 @@ pub mod doctor;
 pub mod env;
 pub mod health;
 pub mod status;
+
+/// Something typed that cannot be meant, beyond what clap sees; the exit code is 2.
+#[derive(Debug, Error)]
+#[error("{0}")]
+pub struct Usage(pub String);
 
 /// Everything that may be typed after `paceline`.
 #[derive(Clone, Debug, PartialEq, Parser)]
@@ -140,12 +147,22 @@ fn span(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// The URL of an admin listener, which is spoken to in clear text and has no path.
+fn listener(text: &str) -> Result<Uri, &'static str> {
+    const FORM: &str = "write it as http://HOST:PORT";
+    let uri: Uri = text.parse().map_err(|_| FORM)?;
+    let is_whole = uri.scheme_str() == Some("http") && uri.authority().is_some();
+    (is_whole && matches!(uri.path(), "" | "/"))
+        .then_some(uri)
+        .ok_or(FORM)
+}
+
 /// Which replica is asked.
 #[derive(Clone, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct At {
     /// The admin listener of any running replica, as http://HOST:PORT; else the one in the configuration
-    #[arg(long, value_name = "URL")]
-    pub admin: Option<String>,
+    #[arg(long, value_name = "URL", value_parser = listener)]
+    pub admin: Option<Uri>,
 }
 
 impl Operate {
@@ -246,7 +263,7 @@ mod tests {
     #[test]
     fn what_a_replica_is_asked_for_may_name_its_listener() {
         let at = |admin: Option<&str>| At {
-            admin: admin.map(Into::into),
+            admin: admin.map(|url| url.parse().expect("a URL")),
         };
         let forget = |admin| {
             Command::Operate(Operate::Forget {
@@ -335,6 +352,10 @@ mod tests {
             "paceline demo 7",
             "paceline doctor --url http://a.test/",
             "paceline doctor a.test",
+            "paceline status --admin 127.0.0.1:9128",
+            "paceline status --admin https://127.0.0.1:9128",
+            "paceline health --admin http://",
+            "paceline unlock d --admin http://127.0.0.1:9128/status",
         ] {
             assert_eq!(typed(line).unwrap_err().exit_code(), 2, "{line}");
         }

@@ -12,7 +12,9 @@ pub mod default;
 mod destination;
 mod faults;
 pub mod keys;
+mod listing;
 mod parse;
+mod places;
 mod rate;
 mod source;
 mod store;
@@ -23,10 +25,14 @@ mod value;
 
 pub use destination::{KEY_LIMIT, THROTTLE_PREFIX};
 pub use faults::{Complaint, Fault, Faults, Place};
+pub use listing::{Difference, Line, Value};
 pub use parse::{CONFIG_VARIABLE, Environment, Purpose};
 pub use rate::{Rate, RateError};
 pub use store::{STORE_URL_VARIABLE, store_url};
 pub use summary::Summary;
+
+/// No stop of a destination lasts longer: no lockout that can be configured, and no pause that can be ordered.
+pub const LONGEST_STOP: Duration = Duration::from_secs(30 * 86_400);
 
 /// A whole configuration. See `docs/configuration.md` for every key.
 #[derive(Clone, Debug, PartialEq)]

@@ -235,11 +235,12 @@ impl Destination {
     }
 
     fn rules(&self) -> Rules {
+        let config = self.config();
         Rules {
-            recovery_after: self.config().recovery_after,
-            lockout_after: self.config().lockout_after,
-            lockout_for: nanos(self.config().lockout_for),
-            retry_after_cap: nanos(self.config().retry_after_cap),
+            recovery_after: config.recovery_after,
+            lockout_after: config.lockout_after,
+            lockout_for: nanos(config.lockout_for),
+            retry_after_cap: nanos(config.retry_after_cap),
         }
     }
 

@@ -1,7 +1,10 @@
 //! Every way in which a request can fail, and the one place that says what the client is told.
 //!
 //! [`Error`] is sorted by whose fault it is. Its status, its RFC 9209 error type, the stable reason that the log and
-//! the metrics share, and its one-line text are each one `match`. No text repeats anything a client sent.
+//! the metrics share, and its one-line text are each one `match`. No text repeats anything a client sent, but for a few
+//! letters and digits of what was to be a duration.
+
+use std::fmt;
 
 use http::StatusCode;
 
@@ -18,8 +21,12 @@ pub enum Error {
     ClientDenied,
     /// The peer has to send a PROXY header, and sent none, or a broken one.
     ProxyHeader,
-    /// Credentials are missing or wrong.
+    /// Credentials are missing, or not of the form that is understood.
     CredentialsNeeded,
+    /// There are credentials, but not those of a user; which of both parts is wrong is not told.
+    CredentialsWrong,
+    /// How long the client can wait is no duration.
+    MaxWait(Seen),
     /// The request is malformed, or its framing ambiguous.
     Malformed(&'static str),
     /// TLS where clear-text HTTP is spoken.
@@ -95,12 +102,15 @@ impl Error {
             | Error::PortDenied
             | Error::AddressDenied
             | Error::Withdrawn => StatusCode::FORBIDDEN,
-            Error::CredentialsNeeded => StatusCode::PROXY_AUTHENTICATION_REQUIRED,
+            Error::CredentialsNeeded | Error::CredentialsWrong => {
+                StatusCode::PROXY_AUTHENTICATION_REQUIRED
+            }
             Error::Guessing { .. } => StatusCode::TOO_MANY_REQUESTS,
             Error::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
-            Error::Malformed(_) | Error::ProxyHeader | Error::TlsToPlainPort => {
-                StatusCode::BAD_REQUEST
-            }
+            Error::Malformed(_)
+            | Error::MaxWait(_)
+            | Error::ProxyHeader
+            | Error::TlsToPlainPort => StatusCode::BAD_REQUEST,
             Error::TargetTooLong => StatusCode::URI_TOO_LONG,
             Error::HeadTooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Error::UnknownCoding => StatusCode::NOT_IMPLEMENTED,
@@ -136,9 +146,11 @@ impl Error {
             | Error::PortDenied
             | Error::Withdrawn
             | Error::CredentialsNeeded
+            | Error::CredentialsWrong
             | Error::Guessing { .. } => "http_request_denied",
             Error::AddressDenied => "destination_ip_prohibited",
             Error::Malformed(_)
+            | Error::MaxWait(_)
             | Error::TlsToPlainPort
             | Error::ProxyHeader
             | Error::TargetTooLong
@@ -172,10 +184,10 @@ impl Error {
         match self {
             Error::ClientDenied => "client_denied",
             Error::ProxyHeader => "proxy_header",
-            Error::CredentialsNeeded => "credentials_needed",
+            Error::CredentialsNeeded | Error::CredentialsWrong => "credentials_needed",
             Error::Guessing { .. } => "guessing",
             Error::BodyTimeout => "body_timeout",
-            Error::Malformed(_) => "malformed",
+            Error::Malformed(_) | Error::MaxWait(_) => "malformed",
             Error::TlsToPlainPort => "tls_to_plain_port",
             Error::TargetTooLong => "target_too_long",
             Error::HeadTooLarge => "head_too_large",
@@ -231,7 +243,17 @@ impl Error {
                 "this client address may not use the proxy; add it to allow_clients"
             }
             Error::ProxyHeader => "the PROXY header is missing or broken; see proxy_protocol_from",
-            Error::CredentialsNeeded => "send proxy credentials (Basic) of a user in [proxy.auth]",
+            Error::CredentialsNeeded => {
+                "proxy credentials are missing; send those (Basic) of a user in [proxy.auth]"
+            }
+            Error::CredentialsWrong => {
+                "these proxy credentials are wrong; correct user or password, see [proxy.auth]"
+            }
+            Error::MaxWait(seen) => {
+                return format!(
+                    "Paceline-Max-Wait {seen} is no duration; write one, such as 5s or 1m30s"
+                );
+            }
             Error::Guessing { retry_after } => {
                 let seconds = retry_seconds(*retry_after);
                 return format!(
@@ -273,10 +295,12 @@ impl Error {
                         format!("the store of the pace is away, retry in {seconds}s")
                     }
                     Cause::LockedOut(status) => format!(
-                        "locked out: the destination answered {status} to several URLs, retry in {seconds}s or see paceline unlock"
+                        "locked out, for several URLs were answered {status}; retry in {seconds}s, or see paceline unlock"
                     ),
                     Cause::Paused => {
-                        format!("paused by an operator, retry in {seconds}s or see paceline resume")
+                        format!(
+                            "paused by an operator; retry in {seconds}s, or see paceline resume"
+                        )
                     }
                 };
             }
@@ -305,6 +329,14 @@ impl Error {
         fixed.to_owned()
     }
 
+    /// The same for a request to a destination: a refusal of the pace says whose.
+    pub fn text_for(&self, destination: Option<&str>) -> String {
+        match (self, destination) {
+            (Error::Paced(_), Some(name)) => format!("{name}: {}", self.text()),
+            _ => self.text(),
+        }
+    }
+
     /// After how many whole seconds a new try makes sense, where that can be said.
     pub fn retry_after(&self) -> Option<u64> {
         match self {
@@ -326,13 +358,59 @@ impl Error {
                 | Error::HeadTooLarge
                 | Error::UnknownCoding
                 | Error::ProxyHeader
+                | Error::MaxWait(_)
                 | Error::CredentialsNeeded
+                | Error::CredentialsWrong
                 | Error::Guessing { .. }
                 | Error::BodyTimeout
                 | Error::ClientDenied
                 | Error::Draining
                 | Error::Connections
         )
+    }
+}
+
+/// The beginning of a value that was not understood, as far as it is letters, digits, dots and signs: enough to know a slip
+/// by, and too little to carry anything.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Seen {
+    text: [u8; Seen::LONGEST],
+    length: u8,
+    is_whole: bool,
+}
+
+impl Seen {
+    const LONGEST: usize = 12;
+
+    /// Of a field's value.
+    pub fn of(value: &[u8]) -> Seen {
+        let plain = |b: &&u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'+');
+        let mut text = [0; Seen::LONGEST];
+        let mut length = 0;
+        for (to, from) in text.iter_mut().zip(value.iter().take_while(plain)) {
+            *to = *from;
+            length += 1;
+        }
+        Seen {
+            text,
+            length,
+            is_whole: usize::from(length) == value.len(),
+        }
+    }
+}
+
+impl fmt::Display for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = self.text.iter().take(usize::from(self.length));
+        let text: String = text.copied().map(char::from).collect();
+        let rest = if self.is_whole { "" } else { "..." };
+        write!(f, "\"{text}{rest}\"")
+    }
+}
+
+impl fmt::Debug for Seen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -374,6 +452,8 @@ mod tests {
             Error::ClientDenied,
             Error::ProxyHeader,
             Error::CredentialsNeeded,
+            Error::CredentialsWrong,
+            Error::MaxWait(Seen::of(&[b'x'; 100])),
             Error::TlsToPlainPort,
             Error::TargetTooLong,
             Error::HeadTooLarge,
@@ -413,5 +493,30 @@ mod tests {
                 "{text}"
             );
         }
+    }
+
+    #[test]
+    fn of_a_value_only_a_plain_beginning_is_seen() {
+        for (value, seen) in [
+            ("soon", "\"soon\""),
+            ("", "\"\""),
+            ("4 s3cret", "\"4...\""),
+            ("<script>", "\"...\""),
+            ("99999999999999", "\"999999999999...\""),
+            ("\u{664}", "\"...\""),
+        ] {
+            assert_eq!(Seen::of(value.as_bytes()).to_string(), seen);
+        }
+    }
+
+    #[test]
+    fn a_refusal_of_the_pace_names_the_destination_and_no_other_does() {
+        let paced = Error::Paced(Refusal {
+            cause: Cause::Paused,
+            retry_after: SECOND,
+        });
+        assert!(paced.text_for(Some("maps")).starts_with("maps: paused"));
+        assert_eq!(Error::Dns.text_for(Some("maps")), Error::Dns.text());
+        assert_eq!(paced.text_for(None), paced.text());
     }
 }

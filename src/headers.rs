@@ -11,7 +11,10 @@ use http::{
     },
 };
 
-use crate::{error::Error, pacing::queue::Urgency};
+use crate::{
+    error::{Error, Seen},
+    pacing::queue::Urgency,
+};
 
 /// Hop-by-hop fields (RFC 9110 section 7.6.1), and those that only proxies understand.
 const HOP_BY_HOP: [HeaderName; 7] = [
@@ -222,10 +225,12 @@ pub fn max_wait(headers: &HeaderMap) -> Result<Option<Duration>, Error> {
     let Some(value) = values.next() else {
         return Ok(None);
     };
-    let wrong = Error::Malformed("Paceline-Max-Wait must be one duration such as 5s");
     if values.next().is_some() {
-        return Err(wrong);
+        return Err(Error::Malformed(
+            "there is more than one Paceline-Max-Wait; send one duration, such as 5s",
+        ));
     }
+    let wrong = Error::MaxWait(Seen::of(value.as_bytes()));
     let text = value.to_str().map_err(|_| wrong)?.trim();
     if text.is_empty() || text.len() > 32 {
         return Err(wrong);

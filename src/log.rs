@@ -43,11 +43,21 @@ enum Entry {
 
 /// Sends the log to stderr. `PACELINE_LOG` filters it (`info` when unset; `access=off` leaves out the access lines),
 /// `PACELINE_LOG_FORMAT=json` makes each line a JSON object.
-pub fn start(env: &dyn Fn(&str) -> Option<String>) {
-    let filter = env("PACELINE_LOG")
-        .filter(|f| !f.is_empty())
-        .unwrap_or_else(|| "info".to_owned());
-    let filter = EnvFilter::builder().parse_lossy(filter);
+///
+/// # Errors
+/// One of the variables cannot be meant; the text says which and what to write.
+pub fn start(env: &dyn Fn(&str) -> Option<String>) -> Result<(), String> {
+    let set = |name: &str| env(name).filter(|value| !value.is_empty());
+    let filter = filter(&set("PACELINE_LOG").unwrap_or_else(|| "info".to_owned()))?;
+    let is_json = match set("PACELINE_LOG_FORMAT").as_deref() {
+        None | Some("text") => false,
+        Some("json") => true,
+        Some(other) => {
+            return Err(format!(
+                "PACELINE_LOG_FORMAT: {other:?} is no format; write json, or leave it out for text"
+            ));
+        }
+    };
     let (sender, receiver) = sync_channel(WAITING);
     let writing = std::thread::Builder::new()
         .name("log".to_owned())
@@ -56,7 +66,7 @@ pub fn start(env: &dyn Fn(&str) -> Option<String>) {
         let _ = QUEUE.set(sender);
     }
     let registry = tracing_subscriber::registry().with(filter);
-    let started = if env("PACELINE_LOG_FORMAT").as_deref() == Some("json") {
+    let started = if is_json {
         JSON.store(true, Relaxed);
         let lines = fmt::layer()
             .json()
@@ -70,6 +80,33 @@ pub fn start(env: &dyn Fn(&str) -> Option<String>) {
     };
     // A log that was started before goes on.
     let _ = started;
+    Ok(())
+}
+
+/// Reads a filter. The library would take a level that is mistyped for the name of a module, and log nothing else.
+fn filter(text: &str) -> Result<EnvFilter, String> {
+    const LEVELS: [&str; 6] = ["off", "error", "warn", "info", "debug", "trace"];
+    let wrong = |part: &str| {
+        format!(
+            "PACELINE_LOG: {part:?} is no filter; write a level ({}), or MODULE=LEVEL such as access=off, with commas between several",
+            LEVELS.join(", ")
+        )
+    };
+    let is_level = |word: &str| LEVELS.iter().any(|level| word.eq_ignore_ascii_case(level));
+    let is_module = |word: &str| {
+        let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b':' | b'-');
+        !word.is_empty() && word.bytes().all(plain)
+    };
+    for part in text.split(',').map(str::trim).filter(|p| !p.is_empty()) {
+        let is_right = match part.split_once('=') {
+            Some((module, level)) => is_module(module) && is_level(level),
+            None => is_level(part),
+        };
+        if !is_right {
+            return Err(wrong(part));
+        }
+    }
+    EnvFilter::builder().parse(text).map_err(|_| wrong(text))
 }
 
 /// How many lines were dropped because nobody read the log.
@@ -199,6 +236,29 @@ impl Seldom {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_filter_that_is_mistyped_is_refused_and_quoted() {
+        for text in [
+            "info",
+            "WARN",
+            "off",
+            "info,access=off",
+            "info, paceline::store=debug,",
+        ] {
+            assert!(filter(text).is_ok(), "{text}");
+        }
+        for (text, part) in [
+            ("inf", "\"inf\""),
+            ("info,acess", "\"acess\""),
+            ("access=none", "\"access=none\""),
+            ("a=b=info", "\"a=b=info\""),
+            ("=info", "\"=info\""),
+        ] {
+            let said = filter(text).expect_err("mistyped");
+            assert!(said.contains(part) && said.contains("access=off"), "{said}");
+        }
+    }
 
     #[test]
     fn seconds_in_text_are_plain_decimals() {

@@ -6,9 +6,9 @@ use std::process::ExitCode;
 
 use clap::Parser as _;
 use paceline::{
-    app::{self, App},
-    ca, cli,
-    config::{Config, Purpose},
+    app::{self, App, faults},
+    cli,
+    config::{Complaint, Config, Purpose},
     log, panics,
     store::postgres,
 };
@@ -47,6 +47,13 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    if command == cli::Command::Run {
+        let faults = faults::faults(&config, &env);
+        if !faults.is_empty() {
+            faults.iter().for_each(|fault| eprintln!("{fault}"));
+            return ExitCode::from(2);
+        }
+    }
     let done = match command {
         cli::Command::Run => run(config),
         cli::Command::Env => print(cli::env::env(&config)),
@@ -68,10 +75,15 @@ fn main() -> ExitCode {
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(e) => {
-            eprintln!("paceline: {e:#}");
-            ExitCode::FAILURE
-        }
+        Err(e) => failed(&e),
+    }
+}
+
+fn failed(e: &anyhow::Error) -> ExitCode {
+    eprintln!("paceline: {e:#}");
+    match e.is::<cli::Usage>() {
+        true => ExitCode::from(2),
+        false => ExitCode::FAILURE,
     }
 }
 
@@ -89,7 +101,7 @@ fn run(config: Config) -> anyhow::Result<()> {
 
 #[tokio::main]
 async fn serve(config: Config) -> anyhow::Result<()> {
-    log::start(&env);
+    log::start(&env).map_err(cli::Usage)?;
     panics::watch();
     app::raise_file_limit();
     app::keep_no_core();
@@ -127,8 +139,10 @@ async fn alone(command: &cli::Alone, config: bool) -> ExitCode {
         return ExitCode::from(2);
     }
     // What replicas log would get between the lines of a demo, unless it is asked for.
-    if env("PACELINE_LOG").is_some() {
-        log::start(&env);
+    if env("PACELINE_LOG").is_some()
+        && let Err(e) = log::start(&env)
+    {
+        return failed(&cli::Usage(e).into());
     }
     let done = match command {
         cli::Alone::Demo(options) => cli::demo::run(options, &env).await,
@@ -139,39 +153,30 @@ async fn alone(command: &cli::Alone, config: bool) -> ExitCode {
     match done {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
-        Err(e) => {
-            eprintln!("paceline: {e:#}");
-            ExitCode::from(if e.is::<cli::doctor::Usage>() { 2 } else { 1 })
-        }
+        Err(e) => failed(&e),
     }
 }
 
 #[tokio::main(flavor = "current_thread")]
 async fn check(mut report: cli::check::CheckReport) -> ExitCode {
     if let Some(config) = report.config.clone() {
-        let files = ca::Files::new(&config.ca.dir);
-        if files.has(ca::ISSUER_CERTIFICATE) || files.has(ca::ISSUER_KEY) {
-            match ca::Issuer::load(&config.ca.dir) {
-                Ok(issuer) => app::uncovered(&config, &issuer)
-                    .into_iter()
-                    .for_each(|l| report.add_fault(l)),
-                Err(e) => report.add_fault(format!("ca: {e}")),
-            }
+        let faults = faults::of_ca(&config).into_iter();
+        let faults = faults.chain(faults::faults(&config, &env));
+        let mut url_is_wrong = false;
+        for fault in faults {
+            url_is_wrong |= fault.key == "store.url";
+            report.add_fault(fault.to_string());
         }
-        if let Some(line) = app::opaque(&config) {
-            report.add_fault(line);
+        for warning in faults::warnings(&config) {
+            report.add_note(format!("warning: {warning}"));
         }
-        if let Err(line) = paceline::upstream::check_roots(&config.upstream) {
-            report.add_fault(line);
-        }
-        let warnings = [app::open_to_many(&config), app::hasty_drain(&config)];
-        for line in warnings.iter().flatten() {
-            report.add_note(format!("warning: {line}"));
-        }
-        if let Some(store) = &config.store {
+        if let Some(store) = config.store.as_ref().filter(|_| !url_is_wrong) {
             match postgres::try_once(store).await {
                 Ok(found) => report.add_note(format!("store: {found}")),
-                Err(e) => report.add_fault(format!("store: {e}")),
+                Err(e) => {
+                    let complaint = Complaint::new(e.what(), e.reason().advice());
+                    report.add_fault(config.fault_of_url(&env, complaint).to_string());
+                }
             }
         }
     }

@@ -119,6 +119,8 @@ enum Wish {
     Connect(Authority),
     /// This resource.
     Fetch(Target),
+    /// Nowhere: it asks what we are.
+    Us,
 }
 
 impl Downstream {
@@ -173,7 +175,8 @@ impl Downstream {
                 response
             }
             Err(e) => {
-                let mut response = refuse(&e, rules.settings(), is_connect);
+                let text = e.text_for(record.destination());
+                let mut response = refuse(&e, &text, rules.settings(), is_connect);
                 if ruling != Ruling::Keep {
                     close(&mut response);
                 }
@@ -210,6 +213,11 @@ impl Downstream {
         record: &mut Record,
     ) -> Result<Response<Answer>, Error> {
         match self.wish(&request)? {
+            Wish::Us => {
+                ruling.allowed()?;
+                record.answered(StatusCode::OK);
+                Ok(ourselves())
+            }
             Wish::Connect(authority) => {
                 record.target(None, &authority, "");
                 ruling.allowed()?;
@@ -258,6 +266,11 @@ impl Downstream {
         let Some(pinned) = &self.pinned else {
             if request.method() == Method::CONNECT {
                 return Ok(Wish::Connect(connect::target(request)?));
+            }
+            // Asterisk-form (RFC 9112 section 3.2.4) means whoever reads it.
+            if request.method() == Method::OPTIONS && uri.authority().is_none() && uri.path() == "*"
+            {
+                return Ok(Wish::Us);
             }
             return Ok(Wish::Fetch(absolute(uri)?));
         };
@@ -359,6 +372,16 @@ impl Downstream {
     }
 }
 
+/// To `OPTIONS *`, from whoever may use the proxy or is about to log in: that this is paceline. It tells no more than any
+/// refusal does.
+fn ourselves() -> Response<Answer> {
+    let mut response = Response::new(Answer::text(""));
+    response
+        .headers_mut()
+        .insert(headers::PROXY_STATUS, HeaderValue::from_static("paceline"));
+    response
+}
+
 /// Ends the connection with this answer.
 fn close(response: &mut Response<Answer>) {
     let close = HeaderValue::from_static("close");
@@ -440,9 +463,13 @@ fn host_value(target: &Target) -> Result<HeaderValue, Error> {
 }
 
 /// An answer of our own. To a CONNECT, the reason phrase says why: it is the one part that most clients show.
-pub fn refuse(error: &Error, settings: &config::Proxy, is_connect: bool) -> Response<Answer> {
+pub fn refuse(
+    error: &Error,
+    text: &str,
+    settings: &config::Proxy,
+    is_connect: bool,
+) -> Response<Answer> {
     let status = error.status(settings.refusal_status);
-    let text = error.text();
     let mut response = Response::new(Answer::text(format!("paceline: {text}\n")));
     *response.status_mut() = status;
     let headers = response.headers_mut();

@@ -94,6 +94,11 @@ impl Record {
         self.destination = Some(destination);
     }
 
+    /// The name of the destination that governs it.
+    pub fn destination(&self) -> Option<&str> {
+        self.destination.as_ref().map(|d| &**d.figures().name())
+    }
+
     /// Its turn came.
     pub fn queued(&mut self) {
         self.queued = Some(self.started.elapsed());

@@ -79,8 +79,8 @@ struct Way {
 /// Tries to read the roots that `config` names, for `paceline check`.
 ///
 /// # Errors
-/// A file cannot be read; the text says which and what to do.
-pub fn check_roots(config: &config::Upstream) -> Result<(), String> {
+/// The file of `extra_roots` cannot be read, or has no root in it.
+pub fn check_roots(config: &config::Upstream) -> Result<(), config::Complaint> {
     dial::roots(config).map(drop)
 }
 

@@ -5,10 +5,10 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use super::{ceilings, expiry, opaque, since_epoch, uncovered};
+use super::{ceilings, expiry, faults, since_epoch};
 use crate::{
     ca::{Issuer, Leaves},
-    config::{self, Config},
+    config::{self, Config, Line},
     drain::Hangups,
     policy::Reach,
     proxy::{Proxy, auth::Credentials},
@@ -36,8 +36,8 @@ pub struct Reload {
 /// Everything that may fail, done.
 struct Ready {
     config: Config,
-    /// Keys that differ from what is in force and cannot follow.
-    at_start: Vec<&'static str>,
+    /// Keys that differ from what is in force and cannot follow, with what they would become.
+    at_start: Vec<String>,
     dialer: Dialer,
     /// `None` where the CA's files hold the issuer in use.
     leaves: Option<Arc<Leaves>>,
@@ -67,8 +67,15 @@ impl Reload {
         let file = rules.config.file.as_deref();
         let read = Config::load(file, &self.env)
             .map_err(|faults| faults.iter().map(ToString::to_string).collect::<Vec<_>>())?;
-        let (config, at_start) = adopt(&rules.config, read);
-        let mut faults = Vec::from_iter(opaque(&config));
+        let differ = rules.config.differences(&read);
+        let (config, kept) = adopt(&rules.config, read);
+        let told = |key: &&'static str| {
+            let what = differ.iter().find(|d| d.key == **key);
+            format!("{key} {}", what.map_or("changed", |d| &d.what))
+        };
+        let at_start = kept.iter().map(told).collect();
+        let faults = faults::faults(&config, &self.env);
+        let mut faults: Vec<_> = faults.iter().map(ToString::to_string).collect();
         if config.proxy.is_left_open() {
             // The file's own check saw the listener of the file, not the one that is bound.
             faults.push(format!(
@@ -88,7 +95,10 @@ impl Reload {
                 leaves,
             }),
             (dialer, leaves, _) => {
-                faults.extend(dialer.err());
+                // Where that is the file of roots, it has been told with its line.
+                if faults.is_empty() {
+                    faults.extend(dialer.err());
+                }
                 faults.extend(leaves.err());
                 Err(faults)
             }
@@ -104,12 +114,12 @@ impl Reload {
         } = ready;
         let before = self.proxy.in_force.now();
         for key in at_start {
-            tracing::warn!("{key} changed: takes effect at the next start");
+            tracing::warn!("{key}: takes effect at the next start");
         }
         let new_issuer = leaves.is_some();
         let leaves = leaves.unwrap_or_else(|| before.leaves.clone());
-        for line in uncovered(&config, leaves.issuer()) {
-            tracing::warn!("{line}");
+        for fault in faults::uncovered(&config, leaves.issuer()) {
+            tracing::warn!("{fault}");
         }
         let changes = changes(&before.config, &config, new_issuer);
         let credentials = match (&config.proxy.auth, &before.config.proxy.auth) {
@@ -137,7 +147,10 @@ impl Reload {
         });
         metrics.reloaded(Some(since_epoch(SystemTime::now())));
         tracing::info!("{summary}");
-        tracing::info!(changes, "configuration reloaded");
+        match changes.as_str() {
+            "" => tracing::info!("configuration reloaded: nothing in it has changed"),
+            _ => tracing::info!("configuration reloaded: {changes}"),
+        }
     }
 
     fn refuse(&self, faults: &[String]) {
@@ -228,40 +241,14 @@ fn pin<T: Clone + PartialEq>(
     }
 }
 
-/// What changes, in one line and without a value that could be a secret.
+/// What changes, in one line and without a secret; empty where nothing does.
 fn changes(before: &Config, after: &Config, new_issuer: bool) -> String {
-    let mut changes = Vec::new();
-    for (section, same) in [
-        ("[proxy]", before.proxy == after.proxy),
-        ("[admin]", before.admin == after.admin),
-        ("[upstream]", before.upstream == after.upstream),
-        ("the issuer of the CA", !new_issuer),
-    ] {
-        if !same {
-            changes.push(format!("{section} changed"));
-        }
-    }
-    let named =
-        |all: &[config::Destination], name: &str| all.iter().find(|d| d.name == name).cloned();
-    for d in &after.destinations {
-        match named(&before.destinations, &d.name) {
-            None => changes.push(format!("{} added", d.name)),
-            Some(old) if old.rate != d.rate => {
-                changes.push(format!("{}: {} becomes {}", d.name, old.rate, d.rate));
-            }
-            Some(old) if old != *d => changes.push(format!("{} changed", d.name)),
-            Some(_) => {}
-        }
-    }
-    for d in &before.destinations {
-        if named(&after.destinations, &d.name).is_none() {
-            changes.push(format!("{} removed", d.name));
-        }
-    }
-    match changes.is_empty() {
-        true => "none".to_owned(),
-        false => changes.join(", "),
-    }
+    let keys = Line(&before.differences(after)).to_string();
+    let issuer = new_issuer.then(|| "the issuer of the CA is another".to_owned());
+    let all = issuer
+        .into_iter()
+        .chain(Some(keys).filter(|k| !k.is_empty()));
+    all.collect::<Vec<_>>().join("; ")
 }
 
 #[cfg(test)]
@@ -418,21 +405,30 @@ mod tests {
     }
 
     #[test]
-    fn changes_are_told_by_name_and_without_secrets() {
+    fn every_key_that_changes_is_told_and_no_secret_is() {
         let in_force = parse(CONTRACT);
-        assert_eq!(changes(&in_force, &in_force, false), "none");
-        let mut other = with("destination", "rate", "3.0");
-        other.admin.token = None;
-        let mut added = other.destinations[0].clone();
-        added.name = "more".to_owned();
-        other.destinations.push(added);
+        for (group, key, value) in OTHERS {
+            let told = changes(&in_force, &with(group, key, value), false);
+            let full = match *group {
+                "destination" if *key == "name" => "destination other: added".to_owned(),
+                "destination" => format!("destination google_image: {key} "),
+                group => format!("{group}.{key} "),
+            };
+            assert!(told.starts_with(&full), "{full}: {told}");
+            for secret in ["another", "postgres://", "5e88"] {
+                assert!(!told.contains(secret), "{told}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_reload_that_changes_nothing_has_nothing_to_tell_and_a_new_issuer_comes_first() {
+        let in_force = parse(CONTRACT);
+        assert_eq!(changes(&in_force, &in_force, false), "");
+        let other = with("destination", "rate", "3.0");
         assert_eq!(
             changes(&in_force, &other, true),
-            "[admin] changed, the issuer of the CA changed, google_image: 7/s becomes 3/s, more added"
-        );
-        assert_eq!(
-            changes(&other, &in_force, false),
-            "[admin] changed, google_image: 3/s becomes 7/s, more removed"
+            "the issuer of the CA is another; destination google_image: rate 7/s -> 3/s"
         );
     }
 }

@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Result, bail};
 use clap::Args;
 use tokio::task::JoinSet;
 
@@ -33,6 +33,7 @@ use self::{
     worker::{Row, Way},
 };
 use crate::{
+    cli::Usage,
     config::{Rate, STORE_URL_VARIABLE, Secret, store_url},
     drain,
     pacing::time::LocalTime,
@@ -92,7 +93,8 @@ fn secret(text: &str) -> Result<Secret, std::convert::Infallible> {
 pub async fn run(options: &Options, env: &dyn Fn(&str) -> Option<String>) -> Result<bool> {
     if let Some(url) = &options.store_url {
         // Not while the line is read: clap would show the value.
-        store_url(url.reveal()).map_err(|c| anyhow!("--store-url {}; {}", c.wrong, c.fix))?;
+        store_url(url.reveal())
+            .map_err(|c| Usage(format!("--store-url {}; {}", c.wrong, c.fix)))?;
     }
     let screen = Screen::new(io::stdout().lock(), io::stdout().is_terminal());
     let variable = || env(STORE_URL_VARIABLE).filter(|url| !url.is_empty());

@@ -19,11 +19,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use anyhow::{Context as _, Result};
+use anyhow::Result;
 use clap::Args;
 use http::Uri;
 use rustls::pki_types::CertificateDer;
-use thiserror::Error;
 
 use self::{
     finding::Finding,
@@ -32,6 +31,7 @@ use self::{
 };
 use crate::{
     authority::{Authority, Host},
+    cli::Usage,
     config::Secret,
 };
 
@@ -51,11 +51,6 @@ pub struct Options {
     #[arg(long, value_name = "FILE")]
     pub ca: Option<PathBuf>,
 }
-
-/// Something typed that cannot be meant; the exit code is 2.
-#[derive(Debug, Error)]
-#[error("{0}")]
-pub struct Usage(String);
 
 /// The environment of a worker, as far as clients look at it.
 #[derive(Clone, Copy)]
@@ -131,7 +126,13 @@ pub async fn run(
 }
 
 fn root_file(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
-    let pem = fs::read(path).with_context(|| format!("--ca {}", path.display()))?;
+    let unreadable = |e| {
+        Usage(format!(
+            "--ca {}: {e}; name paceline's ca.pem",
+            path.display()
+        ))
+    };
+    let pem = fs::read(path).map_err(unreadable)?;
     let found = roots::certificates(&pem);
     match found.is_empty() {
         true => Err(Usage(format!(

@@ -8,7 +8,7 @@ use http::StatusCode;
 use toml::de::DeValue;
 
 use super::{
-    Destination, OpaqueH2, Scope, Store, TlsMode, default,
+    Destination, LONGEST_STOP, OpaqueH2, Scope, Store, TlsMode, default,
     faults::{Complaint, Place, shown},
     parse::values,
     source::{Section, kind},
@@ -26,8 +26,7 @@ const LONGEST_NAME: usize = 64;
 
 const MAX_IN_FLIGHT: RangeInclusive<usize> = 1..=100_000;
 const LOCKOUT_AFTER: RangeInclusive<u32> = 1..=100;
-const LOCKOUT_FOR: RangeInclusive<Duration> =
-    Duration::from_secs(1)..=Duration::from_secs(30 * 86_400);
+const LOCKOUT_FOR: RangeInclusive<Duration> = Duration::from_secs(1)..=LONGEST_STOP;
 const RECOVERY_AFTER: RangeInclusive<u32> = 1..=1_000_000;
 const RETRY_AFTER_CAP: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(86_400);
 const RETRY_THROTTLED: RangeInclusive<u32> = 0..=10;

@@ -95,15 +95,10 @@ pub(super) fn of(group: &str) -> &'static [&'static str] {
 /// What to change about a key that the group doesn't have: the nearest known key, the group it belongs to, or all of
 /// the group's keys.
 pub(super) fn advice(key: &str, group: &str, known: &[&str]) -> String {
-    let lower = key.to_lowercase().replace('-', "_");
-    let nearest = known
-        .iter()
-        .map(|k| (distance(&lower, k), k))
-        .min()
-        .filter(|(d, k)| *d <= 1 + k.len() / 4);
-    if let Some((_, nearest)) = nearest {
+    if let Some(nearest) = nearest(key, known) {
         return format!("did you mean `{nearest}`?");
     }
+    let lower = folded(key);
     let elsewhere = GROUPS
         .iter()
         .find(|g| g.name != group && g.keys.contains(&lower.as_str()));
@@ -112,6 +107,18 @@ pub(super) fn advice(key: &str, group: &str, known: &[&str]) -> String {
         Some(g) => format!("it belongs in [{}]", g.name),
         None => format!("remove it, or use one of {}", known.join(", ")),
     }
+}
+
+/// The known word that was probably meant.
+pub fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
+    let word = folded(word);
+    let all = known.iter().map(|k| (distance(&word, k), *k));
+    let (distance, nearest) = all.min()?;
+    (distance <= 1 + nearest.len() / 4).then_some(nearest)
+}
+
+fn folded(key: &str) -> String {
+    key.to_lowercase().replace('-', "_")
 }
 
 /// Insertions, deletions, replacements and swaps of neighbours between two short texts (Damerau's distance, the

@@ -6,6 +6,7 @@
 use std::{
     collections::BTreeMap,
     fs,
+    io::ErrorKind,
     net::{IpAddr, SocketAddr},
     ops::RangeInclusive,
     path::{Path, PathBuf},
@@ -84,8 +85,17 @@ impl Config {
             }])
         };
         let bytes = fs::read(&file).map_err(|error| {
-            let fix = "name another file with --config, or make this one readable";
-            unreadable(format!("can't be read ({error})"), fix)
+            let (wrong, fix) = match error.kind() {
+                ErrorKind::NotFound => (
+                    "is not there".to_owned(),
+                    "put it there, or name another file with --config",
+                ),
+                _ => (
+                    format!("can't be read ({error})"),
+                    "name another file with --config, or make this one readable",
+                ),
+            };
+            unreadable(wrong, fix)
         })?;
         let text = String::from_utf8(bytes)
             .map_err(|_| unreadable("isn't UTF-8".to_owned(), "save the file as UTF-8"))?;

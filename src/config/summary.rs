@@ -6,6 +6,16 @@ use std::fmt;
 
 use super::{ClientRange, Config, Destination, OpaqueH2, Scope, TlsMode, Ungoverned};
 
+/// The keys of a destination that are told by their names; those that matter only with `lockout_status` beside them.
+const TOLD: [&str; 6] = [
+    "max_in_flight",
+    "throttle_status",
+    "recovery_after",
+    "retry_after_cap",
+    "retry_throttled",
+    "lockout_status",
+];
+
 /// Prints a configuration as it is in force. Made by [`Config::summary`].
 pub struct Summary<'c>(&'c Config);
 
@@ -103,6 +113,15 @@ impl fmt::Display for Destination {
             self.rate,
             hosts.join(" ")
         )?;
+        let is_told = |key: &str| match key {
+            "lockout_after" | "lockout_for" => !self.lockout_status.is_empty(),
+            key => TOLD.contains(&key),
+        };
+        for (key, value) in self.listing() {
+            if is_told(key) {
+                write!(f, ", {key} {value}")?;
+            }
+        }
         match self.dry_run {
             true => f.write_str(", dry run: nothing is held back"),
             false => Ok(()),

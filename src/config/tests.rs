@@ -83,7 +83,8 @@ fn without_a_file_googles_hosts_are_paced_at_seven_a_second_on_the_embedded_stor
     assert_eq!(
         destination.to_string(),
         "destination google_image: 7/s in all, tls intercept, hosts *.googleusercontent.com drive.google.com \
-         drive.usercontent.google.com"
+         drive.usercontent.google.com, max_in_flight no limit, throttle_status [429, 503], lockout_status none, \
+         recovery_after 100, retry_after_cap 10m, retry_throttled 0"
     );
 }
 
@@ -128,7 +129,7 @@ fn a_file_that_cannot_be_read_is_a_fault_that_names_it() {
         .expect_err("missing")
         .to_string();
     assert!(
-        message.contains("missing.toml") && message.contains("can't be read"),
+        message.contains("missing.toml") && message.contains("is not there; put it there"),
         "{message}"
     );
     let binary = directory.path().join("binary.toml");

@@ -98,8 +98,8 @@ impl Credentials {
     /// later.
     ///
     /// # Errors
-    /// There are no credentials, or they are wrong (which of both is not told), or the address has had too many wrong
-    /// ones tried of late.
+    /// There are no credentials, or they are wrong (whether there is such a user is not told), or the address has had too
+    /// many wrong ones tried of late.
     pub async fn check(&self, from: Client, headers: &HeaderMap) -> Result<Arc<str>, Error> {
         let (name, password) = basic(headers).ok_or(Error::CredentialsNeeded)?;
         let digest: Digest = Sha256::new()
@@ -144,7 +144,7 @@ impl Credentials {
             }
             _ => {
                 known.wrong.put(digest, ());
-                Err(Error::CredentialsNeeded)
+                Err(Error::CredentialsWrong)
             }
         }
     }
@@ -163,7 +163,7 @@ impl Credentials {
             return Some(Ok(user.clone()));
         }
         let wrong = known.wrong.get(digest).is_some();
-        wrong.then_some(Err(Error::CredentialsNeeded))
+        wrong.then_some(Err(Error::CredentialsWrong))
     }
 
     fn lock(&self) -> MutexGuard<'_, Known> {
@@ -299,7 +299,7 @@ mod tests {
         assert!(before.stand(&user) && same.stand(&user));
         assert!(!changed.stand(&user));
         let old = changed.check(1, &login("bab", "secret")).await;
-        assert_eq!(old, Err(Error::CredentialsNeeded));
+        assert_eq!(old, Err(Error::CredentialsWrong));
         let again = changed
             .check(1, &login("bab", "other"))
             .await
@@ -310,12 +310,20 @@ mod tests {
     #[tokio::test]
     async fn everything_else_is_turned_away() {
         let c = credentials();
-        for (from, headers) in [
-            HeaderMap::new(),
+        let wrong = [
             login("ali", "secret"),
             login("bab", "open:sesame"),
             login("eve", "secret"),
             login("bab", ""),
+        ];
+        for (from, headers) in wrong.into_iter().enumerate() {
+            assert_eq!(
+                c.check(from as Client, &headers).await,
+                Err(Error::CredentialsWrong)
+            );
+        }
+        for (from, headers) in [
+            HeaderMap::new(),
             with("Bearer secret"),
             with("Basic ???"),
             with("Basic"),
@@ -345,7 +353,7 @@ mod tests {
         let mut refused = 0;
         for n in 0..100 {
             match c.check(1, &login("bab", &format!("guess{n}"))).await {
-                Err(Error::CredentialsNeeded) => {}
+                Err(Error::CredentialsWrong) => {}
                 Err(Error::Guessing { retry_after }) => {
                     assert!(retry_after > 0);
                     refused += 1;
@@ -372,7 +380,7 @@ mod tests {
             let wrong = c.check(1, &login("bab", "outdated")).await;
             assert_eq!(
                 wrong,
-                Err(Error::CredentialsNeeded),
+                Err(Error::CredentialsWrong),
                 "never throttled: nothing is guessed"
             );
         }

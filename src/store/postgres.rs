@@ -269,6 +269,14 @@ pub async fn try_once(config: &config::Store) -> Result<String, StoreError> {
     Ok(format!("reachable {how}; table {} fits", table.quoted()))
 }
 
+/// Whether the URL can be understood, and the file of its `sslrootcert` read.
+///
+/// # Errors
+/// What is wrong with it; no part of it is shown.
+pub fn check_url(config: &config::Store) -> Result<(), config::Complaint> {
+    Address::parse(config.url.reveal()).map(drop)
+}
+
 /// Whether the table is ours to make, and not one that is adopted.
 fn is_ours(config: &config::Store) -> bool {
     config.table == config::default::TABLE

@@ -54,7 +54,9 @@ impl Dialer {
     /// # Errors
     /// A file cannot be read, or there is no root at all.
     pub fn new(config: &config::Upstream, reach: Reach) -> Result<Self, String> {
-        let roots = Arc::new(roots(config)?);
+        let roots =
+            roots(config).map_err(|c| format!("upstream.extra_roots: {}; {}", c.wrong, c.fix))?;
+        let roots = Arc::new(roots);
         let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
         let mut tls = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
@@ -158,7 +160,7 @@ impl Dialer {
     }
 }
 
-pub(super) fn roots(config: &config::Upstream) -> Result<RootCertStore, String> {
+pub(super) fn roots(config: &config::Upstream) -> Result<RootCertStore, config::Complaint> {
     let mut roots = RootCertStore::empty();
     let system = rustls_native_certs::load_native_certs();
     roots.add_parsable_certificates(system.certs);
@@ -168,9 +170,9 @@ pub(super) fn roots(config: &config::Upstream) -> Result<RootCertStore, String> 
     }
     if let Some(file) = &config.extra_roots {
         let wrong = |e: &dyn fmt::Display| {
-            format!(
-                "upstream.extra_roots: {}: {e}; name a file of PEM certificates",
-                file.display()
+            config::Complaint::new(
+                format!("{}: {e}", file.display()),
+                "name a file of PEM certificates",
             )
         };
         let before = roots.len();

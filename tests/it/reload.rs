@@ -118,7 +118,10 @@ fn a_new_rate_is_in_force_within_two_intervals_both_ways_and_no_request_fails() 
     assert_eq!(failures, Vec::<String>::new());
     assert_eq!(metric(&replica, "paceline_ceiling_rate"), Some(7.0));
     let log = replica.stderr();
-    assert!(log.contains("google_image: 7/s becomes 3/s"), "{log}");
+    assert!(
+        log.contains("destination google_image: rate 7/s -> 3/s"),
+        "{log}"
+    );
 }
 
 #[test]
@@ -223,7 +226,19 @@ fn a_bad_file_changes_nothing_and_each_fault_is_in_the_log_with_its_line() {
         ),
         read_at
     );
+    let before = replica.stderr().len();
+    std::fs::remove_file(site.path().join("r0.toml")).expect("the file was there");
+    replica.read_again();
+    let said = replica.stderr().split_off(before);
+    assert!(
+        said.contains("r0.toml: is not there") && said.contains("stays in force"),
+        "{said}"
+    );
+    assert_eq!(metric(&replica, "paceline_ceiling_rate"), Some(50.0));
+    let before = replica.stderr().len();
     replica.reload(&site, "r0", &good);
+    let said = replica.stderr().split_off(before);
+    assert!(said.contains("nothing in it has changed"), "{said}");
     assert_eq!(
         metric(&replica, "paceline_config_last_reload_successful"),
         Some(1.0)
@@ -446,17 +461,23 @@ fn what_cannot_change_is_named_and_stays_while_the_rest_of_the_file_is_adopted()
     replica.reload(&site, "r0", &other);
     let log = replica.stderr();
     for key in [
-        "proxy.listen",
-        "proxy.max_connections",
-        "admin.listen",
-        "store.max_replicas",
-        "store.table",
+        "proxy.listen 127.0.0.1:0 -> 127.0.0.2:0",
+        "proxy.max_connections 10000 -> 7",
+        "admin.listen 127.0.0.1:0 -> 127.0.0.2:0",
+        "store.max_replicas 3 -> 5",
+        "store.table paceline -> elsewhere",
     ] {
         assert!(
-            log.contains(&format!("{key} changed: takes effect at the next start")),
+            log.contains(&format!("{key}: takes effect at the next start")),
             "{key}: {log}"
         );
     }
+    assert!(
+        log.contains(
+            "reloaded: admin.token none -> ***; destination google_image: rate 50/s -> 40/s"
+        ),
+        "{log}"
+    );
     assert_eq!(
         log.matches("takes effect at the next start").count(),
         5,

@@ -39,7 +39,8 @@ const ADDRESSES_TRIED: usize = 4;
 /// The longest head that is read, in bytes.
 const LONGEST_HEAD: usize = 16 * 1024;
 
-/// Whether what listens is paceline: it says so in what it answers to a request that is not for a proxy.
+/// Whether what listens is paceline: it says so in its answer to `OPTIONS *`, which is for the proxy itself and needs no
+/// credentials; so would any refusal of it.
 ///
 /// # Errors
 /// Why not, and what to change.
@@ -48,9 +49,8 @@ pub(super) async fn answers(proxy: &ProxyUrl) -> Result<(), String> {
         .await
         .map_err(|e| format!("{e}; start paceline, or correct the proxy's address"))?;
     let ask = format!(
-        "GET / HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n{}\r\n",
-        proxy.authority,
-        authorization(proxy)
+        "OPTIONS * HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n",
+        proxy.authority
     );
     let head = exchange(&mut stream, &ask).await?;
     let is_ours = |line: &str| {

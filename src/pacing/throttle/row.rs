@@ -7,12 +7,13 @@
 use serde_json::{Value, json};
 
 use super::{CAP, EVIDENCE_LIMIT, Evidence, Latch, Moment, NUMBER_LIMIT, Stop, Throttle};
-use crate::pacing::time::{LocalTime, Nanos, SECOND};
+use crate::{
+    config::LONGEST_STOP,
+    pacing::time::{LocalTime, Nanos, nanos},
+};
 
 /// The word of a row that is not there.
 pub const NO_ROW: &str = "1";
-/// No stop lasts longer: 30 days, the longest lockout that can be configured and the longest pause that can be ordered.
-const LONGEST_STOP: Nanos = 30 * 86_400 * SECOND;
 /// The longest text that is read.
 const LONGEST: usize = 16 * 1024;
 
@@ -93,7 +94,7 @@ impl Throttle {
                 return Some(Latch::free(decided));
             };
             let span = value.get("span").and_then(Value::as_i64)?;
-            let span = span.clamp(0, LONGEST_STOP);
+            let span = span.clamp(0, nanos(LONGEST_STOP));
             let status = value.get("status").and_then(Value::as_u64)?;
             let written = until.as_i64()?;
             let stop = Stop {

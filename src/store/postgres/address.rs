@@ -14,8 +14,9 @@ use rustls::{
     crypto::CryptoProvider,
     pki_types::{CertificateDer, ServerName, UnixTime, pem::PemObject as _},
 };
+use tokio_postgres::config::SslMode;
 
-use super::error::{Reason, StoreError};
+use crate::config::{Complaint, keys};
 
 /// Where Postgres is and how its identity is checked.
 #[derive(Clone)]
@@ -33,31 +34,64 @@ enum Verify {
     Full,
 }
 
+/// The parameters that are understood, and what each may be.
+const PARAMETERS: [(&str, &str); 19] = [
+    (
+        "sslmode",
+        "disable, allow, prefer, require, verify-ca or verify-full",
+    ),
+    ("sslrootcert", "a file of PEM certificates, or system"),
+    ("sslnegotiation", "postgres or direct"),
+    ("target_session_attrs", "any, read-write or read-only"),
+    ("load_balance_hosts", "disable or random"),
+    ("connect_timeout", "whole seconds"),
+    ("tcp_user_timeout", "whole seconds"),
+    ("keepalives", "0 or 1"),
+    ("keepalives_idle", "whole seconds"),
+    ("keepalives_interval", "whole seconds"),
+    ("keepalives_retries", "a whole number"),
+    ("host", "names or addresses, with commas between them"),
+    ("hostaddr", "addresses, with commas between them"),
+    ("port", "ports, with commas between them"),
+    ("user", "text, percent-encoded"),
+    ("password", "text, percent-encoded"),
+    ("dbname", "text, percent-encoded"),
+    ("options", "text, percent-encoded"),
+    ("application_name", "anything; it is set to paceline"),
+];
+const SSL_MODES: [&str; 6] = [
+    "disable",
+    "allow",
+    "prefer",
+    "require",
+    "verify-ca",
+    "verify-full",
+];
+/// Parameters of libpq that would mean something, and are not understood.
+const UNSUPPORTED: [&str; 4] = ["sslcert", "sslkey", "channel_binding", "gssencmode"];
+
 impl Address {
-    /// Reads a `postgres://` URL. The text of an error never holds a part of it.
+    /// Reads a `postgres://` URL. A complaint never holds a part of it but the name of a parameter that is known.
     ///
     /// # Errors
-    /// The URL is malformed, names an unknown `sslmode`, or its `sslrootcert` cannot be read.
-    pub fn parse(url: &str) -> Result<Address, StoreError> {
+    /// The URL is malformed, has a parameter that is not known or a value that it may not have, or its `sslrootcert`
+    /// cannot be read.
+    pub fn parse(url: &str) -> Result<Address, Complaint> {
         // A character that ends a password too early would make the rest of it a host name, and host names are shown.
         let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
         let authority = rest.split(['/', '?', '#']).next().unwrap_or("");
         if rest.matches('@').count() != authority.matches('@').count().min(1) {
-            return Err(bad(
-                "store.url: in user and password write @ as %40, / as %2F, ? as %3F and # as %23",
+            return Err(Complaint::new(
+                "@, /, ? or # stands within user or password",
+                "write @ as %40, / as %2F, ? as %3F and # as %23",
             ));
         }
         let (base, query) = url.split_once('?').unwrap_or((url, ""));
         let (mut mode, mut root, mut rest) = (None, None, Vec::new());
-        for pair in query.split('&').filter(|p| !p.is_empty()) {
-            match pair.split_once('=') {
-                Some(("sslmode", v)) => mode = Some(v.to_owned()),
-                Some(("sslrootcert", v)) => root = Some(decoded(v)?),
-                Some(("channel_binding" | "sslcert" | "sslkey" | "gssencmode", _)) => {
-                    return Err(bad(
-                        "store.url: sslcert, sslkey, channel_binding and gssencmode are not supported; remove them",
-                    ));
-                }
+        for (i, pair) in query.split('&').filter(|p| !p.is_empty()).enumerate() {
+            match check_parameter(i, pair)? {
+                ("sslmode", value) => mode = Some(value),
+                ("sslrootcert", value) => root = Some(value),
                 _ => rest.push(pair),
             }
         }
@@ -66,48 +100,77 @@ impl Address {
         } else {
             format!("{base}?{}", rest.join("&"))
         };
-        let mut config = tokio_postgres::Config::from_str(&cleaned)
-            .map_err(|_| bad("store.url is not a valid postgres:// URL; write postgres://user:password@host:5432/database"))?;
+        let mut config = tokio_postgres::Config::from_str(&cleaned).map_err(|_| {
+            Complaint::new(
+                "is not a valid postgres:// URL (it isn't shown, it may hold a password)",
+                "write postgres://USER:PASSWORD@HOST:PORT/DATABASE",
+            )
+        })?;
         let (ssl, verify) = match (mode.as_deref(), &root) {
-            (Some("disable"), _) => (tokio_postgres::config::SslMode::Disable, Verify::Nothing),
-            (None | Some("prefer" | "allow"), _) => {
-                (tokio_postgres::config::SslMode::Prefer, Verify::Nothing)
-            }
-            (Some("require"), None) => (tokio_postgres::config::SslMode::Require, Verify::Nothing),
-            (Some("require" | "verify-ca"), _) => {
-                (tokio_postgres::config::SslMode::Require, Verify::Chain)
-            }
-            (Some("verify-full"), _) => (tokio_postgres::config::SslMode::Require, Verify::Full),
-            (Some(_), _) => {
-                return Err(bad(
-                    "store.url: sslmode must be disable, prefer, require, verify-ca or verify-full",
-                ));
-            }
+            (Some("disable"), _) => (SslMode::Disable, Verify::Nothing),
+            (Some("require"), None) => (SslMode::Require, Verify::Nothing),
+            (Some("require" | "verify-ca"), _) => (SslMode::Require, Verify::Chain),
+            (Some("verify-full"), _) => (SslMode::Require, Verify::Full),
+            // "prefer" and "allow"
+            (None | Some(_), _) => (SslMode::Prefer, Verify::Nothing),
         };
         config.ssl_mode(ssl).application_name("paceline");
         let tls = match ssl {
-            tokio_postgres::config::SslMode::Disable => None,
+            SslMode::Disable => None,
             _ => Some(Arc::new(tls_config(verify, root.map(PathBuf::from))?)),
         };
         Ok(Address { config, tls })
     }
 }
 
-fn bad(text: &str) -> StoreError {
-    StoreError::new(Reason::Url, text)
+/// Name and value of a parameter, the `i`th of the URL, if it is known and may be what it is.
+fn check_parameter(i: usize, pair: &str) -> Result<(&'static str, String), Complaint> {
+    let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+    if let Some(name) = UNSUPPORTED.iter().find(|known| **known == name) {
+        return Err(Complaint::new(
+            format!("{name} is not supported"),
+            "remove it",
+        ));
+    }
+    let found = PARAMETERS.iter().find(|(known, _)| *known == name);
+    let Some((name, may_be)) = found else {
+        let known = PARAMETERS.map(|(name, _)| name);
+        let fix = match keys::nearest(name, &known) {
+            Some(nearest) => format!("did you mean {nearest}?"),
+            None => format!("remove it, or use one of {}", known.join(", ")),
+        };
+        // What is unknown may be a part of a password.
+        let wrong = format!("parameter {} behind the ? is unknown", i + 1);
+        return Err(Complaint::new(wrong, fix));
+    };
+    let wrong = || {
+        Complaint::new(
+            format!("{name} has a value that it may not have"),
+            format!("it may be {may_be}"),
+        )
+    };
+    let value = percent_encoding::percent_decode_str(value).decode_utf8();
+    let value = value.map_err(|_| wrong())?.into_owned();
+    let is_right = match *name {
+        "sslmode" => SSL_MODES.contains(&value.as_str()),
+        "sslrootcert" => !value.is_empty(),
+        // What the driver understands by itself, it is asked; by itself alone, so that the complaint has the name.
+        _ => tokio_postgres::Config::from_str(&format!("postgres:///?{pair}")).is_ok(),
+    };
+    is_right.then_some((*name, value)).ok_or_else(wrong)
 }
 
-fn decoded(text: &str) -> Result<String, StoreError> {
-    let utf8 = percent_encoding::percent_decode_str(text).decode_utf8();
-    utf8.map(|t| t.into_owned())
-        .map_err(|_| bad("store.url: sslrootcert is not UTF-8"))
-}
-
-fn tls_config(verify: Verify, root: Option<PathBuf>) -> Result<rustls::ClientConfig, StoreError> {
+fn tls_config(verify: Verify, root: Option<PathBuf>) -> Result<rustls::ClientConfig, Complaint> {
+    let broken = |e: &dyn std::fmt::Display| {
+        Complaint::new(
+            format!("its TLS settings do not fit ({e})"),
+            "correct sslrootcert",
+        )
+    };
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let builder = rustls::ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
-        .map_err(|e| StoreError::new(Reason::Tls, e.to_string()))?;
+        .map_err(|e| broken(&e))?;
     if verify == Verify::Nothing {
         let lenient = Arc::new(Lenient {
             chain: None,
@@ -122,12 +185,13 @@ fn tls_config(verify: Verify, root: Option<PathBuf>) -> Result<rustls::ClientCon
     match root {
         Some(file) if file.as_os_str() != "system" => {
             let wrong = |_| {
-                bad("store.url: the file named by sslrootcert cannot be read as PEM certificates")
+                Complaint::new(
+                    "the file named by sslrootcert cannot be read as PEM certificates",
+                    "name one that can, or system",
+                )
             };
             for cert in CertificateDer::pem_file_iter(&file).map_err(wrong)? {
-                roots
-                    .add(cert.map_err(wrong)?)
-                    .map_err(|e| StoreError::new(Reason::Tls, e.to_string()))?;
+                roots.add(cert.map_err(wrong)?).map_err(|e| broken(&e))?;
             }
         }
         _ => {
@@ -136,8 +200,9 @@ fn tls_config(verify: Verify, root: Option<PathBuf>) -> Result<rustls::ClientCon
         }
     }
     if roots.is_empty() {
-        return Err(bad(
-            "store.url: no root certificates to verify the server with; name a file with sslrootcert",
+        return Err(Complaint::new(
+            "there are no root certificates to verify the server with",
+            "name a file of them with sslrootcert",
         ));
     }
     let roots = Arc::new(roots);
@@ -146,7 +211,7 @@ fn tls_config(verify: Verify, root: Option<PathBuf>) -> Result<rustls::ClientCon
     }
     let chain = WebPkiServerVerifier::builder_with_provider(roots, provider.clone())
         .build()
-        .map_err(|e| StoreError::new(Reason::Tls, e.to_string()))?;
+        .map_err(|e| broken(&e))?;
     let lenient = Arc::new(Lenient {
         chain: Some(chain),
         provider,
@@ -221,8 +286,7 @@ mod tests {
     fn the_ssl_parameters_are_taken_out_of_the_url() {
         let a = Address::parse(
             "postgres://u:p@h1,h2:5433/db?sslmode=require&target_session_attrs=read-write",
-        )
-        .map_err(|e| e.to_string());
+        );
         let a = a.expect("a valid URL");
         assert_eq!(a.config.get_hosts().len(), 2);
         assert_eq!(
@@ -253,7 +317,50 @@ mod tests {
             let Err(e) = Address::parse(&url) else {
                 panic!("{url} was accepted")
             };
-            assert!(!e.to_string().contains("hunter2"), "{e}");
+            assert!(!format!("{e:?}").contains("hunter2"), "{e:?}");
+        }
+    }
+
+    #[test]
+    fn a_wrong_parameter_is_named_with_what_it_may_be() {
+        for (query, wrong, fix) in [
+            ("sslmode=bogus", "sslmode has", "prefer, require, verify-ca"),
+            (
+                "a=1&target_session_attrs=primary",
+                "parameter 1 behind the ? is unknown",
+                "remove it, or use one of sslmode,",
+            ),
+            (
+                "target_session_attrs=primary",
+                "target_session_attrs has",
+                "read-write",
+            ),
+            ("connect_timeout=1s", "connect_timeout has", "whole seconds"),
+            ("load_balance_hosts=yes", "load_balance_hosts has", "random"),
+            ("sslmode=require&port=x", "port has", "ports"),
+            ("sslmode", "sslmode has", "verify-full"),
+            ("sslmod=require", "parameter 1 ", "did you mean sslmode?"),
+            ("sslcert=a.pem", "sslcert is not supported", "remove it"),
+        ] {
+            let Err(complaint) = Address::parse(&format!("postgres://u:p@h/db?{query}")) else {
+                panic!("{query} was accepted")
+            };
+            assert!(
+                complaint.wrong.contains(wrong) && complaint.fix.contains(fix),
+                "{query}: {complaint:?}"
+            );
+        }
+        for query in PARAMETERS.map(|(name, _)| match name {
+            "sslmode" => "sslmode=verify-ca".to_owned(),
+            "sslrootcert" => "sslrootcert=system".to_owned(),
+            "sslnegotiation" => "sslnegotiation=postgres".to_owned(),
+            "target_session_attrs" => "target_session_attrs=read-only".to_owned(),
+            "load_balance_hosts" => "load_balance_hosts=random".to_owned(),
+            "host" | "hostaddr" => format!("{name}=127.0.0.1"),
+            name => format!("{name}=1"),
+        }) {
+            let parsed = Address::parse(&format!("postgres://u:p@/db?{query}"));
+            assert!(parsed.is_ok(), "{query}: {:?}", parsed.err());
         }
     }
 }

@@ -4,6 +4,8 @@ use std::{error::Error as _, fmt, io};
 
 use tokio_postgres::error::SqlState;
 
+use crate::config::Complaint;
+
 /// A failed call. Its [`Reason`] is all that callers may depend on.
 #[derive(Debug)]
 pub struct StoreError {
@@ -113,6 +115,11 @@ impl StoreError {
         self.reason
     }
 
+    /// What happened, and its label.
+    pub fn what(&self) -> String {
+        format!("{} ({})", self.detail, self.reason.label())
+    }
+
     /// The same, saying which server.
     pub fn at(self, server: &str) -> Self {
         StoreError {
@@ -135,15 +142,19 @@ impl StoreError {
     }
 }
 
+impl From<Complaint> for StoreError {
+    fn from(c: Complaint) -> Self {
+        StoreError::new(Reason::Url, format!("store.url: {}; {}", c.wrong, c.fix))
+    }
+}
+
 impl fmt::Display for StoreError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "{} ({}): {}",
-            self.detail,
-            self.reason.label(),
-            self.reason.advice()
-        )
+        if self.reason == Reason::Url {
+            // It says itself what to change.
+            return f.write_str(&self.detail);
+        }
+        write!(f, "{}: {}", self.what(), self.reason.advice())
     }
 }
 

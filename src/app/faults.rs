@@ -1,0 +1,136 @@
+//! What is wrong with a configuration that can be read, as far as only the parts themselves find out; each with its line.
+//!
+//! `check` tells it, a start ends with it, a reload is refused for it. Nothing here is logged or printed.
+
+use crate::{
+    ca::{self, Constraints, Issuer},
+    config::{Complaint, Config, Environment, Fault, TlsMode},
+    store::postgres,
+    upstream,
+};
+
+/// What keeps a replica from serving by this configuration: all of it at once.
+pub fn faults(config: &Config, env: Environment<'_>) -> Vec<Fault> {
+    let mut faults = Vec::from_iter(opaque(config));
+    if let Err(complaint) = upstream::check_roots(&config.upstream) {
+        faults.push(config.fault("upstream", "extra_roots", complaint));
+    }
+    if let Some(Err(complaint)) = config.store.as_ref().map(postgres::check_url) {
+        faults.push(config.fault_of_url(env, complaint));
+    }
+    faults
+}
+
+/// A destination whose tunnels cannot be paced without reading them, which this version cannot do.
+pub fn opaque(config: &Config) -> Option<Fault> {
+    let mut all = config.destinations.iter();
+    let found = all.find(|d| d.tls == TlsMode::Opaque)?;
+    let complaint = Complaint::new(
+        "\"opaque\" is not available in this version",
+        "use \"intercept\"",
+    );
+    Some(config.fault_of(&found.name, "tls", complaint))
+}
+
+/// The destinations whose hosts the issuer may not sign for.
+pub fn uncovered(config: &Config, issuer: &Issuer) -> Vec<Fault> {
+    let mut faults = Vec::new();
+    for d in &config.destinations {
+        if d.tls == TlsMode::Intercept && !issuer.covers_all(&Constraints::permitting(&d.hosts)) {
+            let complaint = Complaint::new(
+                format!(
+                    "those of {} are not covered by the CA's name constraints",
+                    d.name
+                ),
+                "run `paceline ca init`, which leaves the root as it is, and then send running replicas a SIGHUP or restart them",
+            );
+            faults.push(config.fault_of(&d.name, "hosts", complaint));
+        }
+    }
+    faults
+}
+
+/// What is wrong with the CA's files, where there are any; a start makes those that are missing.
+pub fn of_ca(config: &Config) -> Vec<Fault> {
+    let files = ca::Files::new(&config.ca.dir);
+    if !(files.has(ca::ISSUER_CERTIFICATE) || files.has(ca::ISSUER_KEY)) {
+        return Vec::new();
+    }
+    match Issuer::load(&config.ca.dir) {
+        Ok(issuer) => uncovered(config, &issuer),
+        Err(e) => vec![config.fault("ca", "dir", Complaint::from_message(&e))],
+    }
+}
+
+/// What may be meant, and should be known all the same.
+pub fn warnings(config: &Config) -> Vec<Fault> {
+    let open = open_to_many(config).map(|c| config.fault("admin", "listen", c));
+    let hasty = hasty_drain(config).map(|c| config.fault("proxy", "drain", c));
+    open.into_iter().chain(hasty).collect()
+}
+
+/// What is open to more than this machine.
+fn open_to_many(config: &Config) -> Option<Complaint> {
+    let listen = config.admin.listen;
+    (!listen.ip().to_canonical().is_loopback() && config.admin.token.is_none()).then(|| {
+        Complaint::new(
+            format!("whoever reaches {listen} can read metrics and status (changes are taken from loopback only)"),
+            "keep it inside a network that you trust",
+        )
+    })
+}
+
+/// Where a stop may cut off requests that wait as long as they may.
+fn hasty_drain(config: &Config) -> Option<Complaint> {
+    let (drain, max_wait) = (config.proxy.drain, config.proxy.max_wait);
+    (drain < max_wait).then(|| {
+        Complaint::new(
+            format!(
+                "{} is shorter than proxy.max_wait {}: at a stop, what waits longer is refused",
+                humantime::format_duration(drain),
+                humantime::format_duration(max_wait)
+            ),
+            "raise drain, or lower max_wait",
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn a_drain_shorter_than_the_longest_wait_is_told() {
+        let mut config = Config::built_in();
+        assert_eq!(warnings(&config), []);
+        config.proxy.drain = config.proxy.max_wait - Duration::from_secs(1);
+        let [fault] = &warnings(&config)[..] else {
+            panic!("one warning");
+        };
+        let line = fault.to_string();
+        assert!(
+            line.contains("proxy.drain: 24s") && line.contains("max_wait 25s"),
+            "{line}"
+        );
+    }
+
+    #[test]
+    fn every_fault_is_found_at_once_and_has_its_key() {
+        let mut config = Config::built_in();
+        assert_eq!(faults(&config, &|_| None), []);
+        config.destinations[0].tls = TlsMode::Opaque;
+        config.upstream.extra_roots = Some("/nowhere.pem".into());
+        let url = "[store]\nurl = \"postgres://h/d?sslmode=bogus\"\n\
+                   [[destination]]\nname = \"a\"\nhosts = [\"a.test\"]\nrate = 1\n";
+        let other = Config::parse(url, std::path::Path::new("a.toml"), &|_| None);
+        config.store = other.expect("read, but not understood").store;
+        let found = faults(&config, &|_| None);
+        let keys: Vec<_> = found.iter().map(|f| f.key.as_str()).collect();
+        assert_eq!(
+            keys,
+            ["destination.tls", "upstream.extra_roots", "store.url"]
+        );
+    }
+}
