@@ -97,7 +97,9 @@ fn filter(text: &str) -> Result<EnvFilter, String> {
         let plain = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'_' | b':' | b'-');
         !word.is_empty() && word.bytes().all(plain)
     };
-    for part in text.split(',').map(str::trim).filter(|p| !p.is_empty()) {
+    let parts = text.split(',').map(str::trim).filter(|p| !p.is_empty());
+    let parts: Vec<_> = parts.collect();
+    for part in &parts {
         let is_right = match part.split_once('=') {
             Some((module, level)) => is_module(module) && is_level(level),
             None => is_level(part),
@@ -106,7 +108,9 @@ fn filter(text: &str) -> Result<EnvFilter, String> {
             return Err(wrong(part));
         }
     }
-    EnvFilter::builder().parse(text).map_err(|_| wrong(text))
+    EnvFilter::builder()
+        .parse(parts.join(","))
+        .map_err(|_| wrong(text))
 }
 
 /// How many lines were dropped because nobody read the log.

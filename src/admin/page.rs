@@ -23,6 +23,10 @@ use super::{
     status::{headline, in_words},
     typed,
 };
+use crate::pacing::{
+    pacer,
+    time::{nanos, seconds},
+};
 
 const STYLE: &str = include_str!("page/style.css");
 const SCRIPT: &str = include_str!("page/live.js");
@@ -214,6 +218,23 @@ fn figures(page: &mut String, d: &Value, unit: Unit) {
         let _ = write!(page, "<div><dt>{term}</dt><dd>{value}</dd></div>");
     }
     *page += "</dl>";
+    let ceiling = number("ceiling_rate");
+    if ceiling > 0.0 && d["mode"] != "dry_run" {
+        let interval = 1.0 / ceiling;
+        let _ = write!(
+            page,
+            "<p class=\"why soft\">Slots are {} apart; a request may leave up to {} after its slot, so a gap can be that much \
+             shorter. p99: 99 of 100 requests waited no longer.</p>",
+            span(interval),
+            span(grace(interval)),
+        );
+    }
+}
+
+/// How long after its slot a request may still leave, in seconds.
+fn grace(interval: f64) -> f64 {
+    let interval = nanos(Duration::try_from_secs_f64(interval).unwrap_or(Duration::MAX));
+    seconds(pacer::grace(interval))
 }
 
 /// The most important thing about a destination, in a word, and how grave it is.

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::Admin;
 use crate::{
-    config::Scope,
+    config::{self, Scope},
     destination::Destination,
     pacing::{
         share::Terms,
@@ -111,6 +111,7 @@ fn destination(admin: &Admin, destination: &Arc<Destination>, now: LocalTime) ->
             Scope::Host => "host",
         },
         "dry_run": config.dry_run,
+        "settings": settings(&config),
         "mode": mode,
         "disagreement": s.disagreement,
         "multiplier": s.regime.multiplier,
@@ -123,6 +124,21 @@ fn destination(admin: &Admin, destination: &Arc<Destination>, now: LocalTime) ->
             Cause::Hold => Some(stop("retry_after", halt)),
             Cause::Pause => Some(stop("operator", halt)),
         }),
+    })
+}
+
+/// What it is configured with beside its rate and hosts.
+fn settings(config: &config::Destination) -> Value {
+    let statuses = |of: &[http::StatusCode]| of.iter().map(|s| s.as_u16()).collect::<Vec<_>>();
+    json!({
+        "max_in_flight": config.max_in_flight,
+        "throttle_status": statuses(&config.throttle_status),
+        "recovery_after": config.recovery_after,
+        "retry_after_cap_seconds": config.retry_after_cap.as_secs_f64(),
+        "retry_throttled": config.retry_throttled,
+        "lockout_status": statuses(&config.lockout_status),
+        "lockout_after": config.lockout_after,
+        "lockout_for_seconds": config.lockout_for.as_secs_f64(),
     })
 }
 

@@ -36,7 +36,10 @@ use crate::{
     cli::Usage,
     config::{Rate, STORE_URL_VARIABLE, Secret, store_url},
     drain,
-    pacing::time::LocalTime,
+    pacing::{
+        pacer::grace,
+        time::{LocalTime, Nanos, seconds},
+    },
 };
 
 /// Ceilings that a demonstration makes sense with, in requests per second.
@@ -80,6 +83,17 @@ fn rate(text: &str) -> Result<Rate, String> {
         );
     }
     Ok(rate)
+}
+
+/// Why the smallest gap is what it is.
+fn gaps(rate: &Rate) -> String {
+    let interval = Nanos::try_from(rate.interval_nanos()).unwrap_or(Nanos::MAX);
+    let milliseconds = |span: Nanos| seconds(span) * 1e3;
+    format!(
+        "(slots are {:.1} ms apart; a request may leave up to {:.1} ms after its slot, so the smallest gap can be that much shorter)",
+        milliseconds(interval),
+        milliseconds(grace(interval)),
+    )
 }
 
 fn secret(text: &str) -> Result<Secret, std::convert::Infallible> {
@@ -145,6 +159,7 @@ impl<W: io::Write> Demo<'_, W> {
             "with paceline: {replicas} replicas, {}, a ceiling of {rate}; {seconds} s",
             keeper.as_words()
         ))?;
+        self.screen.say(&gaps(rate))?;
         let ways = fleet.ways()?;
         let with = self.watch("with", &origin, &ways).await;
         fleet.stop().await;
@@ -220,6 +235,16 @@ impl<W: io::Write> Demo<'_, W> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_smallest_gap_is_explained() {
+        let rate = Rate::per_second(7.0).expect("a rate");
+        let said = gaps(&rate);
+        assert!(
+            said.contains("142.9 ms apart") && said.contains("35.7 ms"),
+            "{said}"
+        );
+    }
 
     #[test]
     fn a_rate_is_a_number_or_a_count_in_a_unit_within_what_can_be_shown() {

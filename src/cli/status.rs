@@ -2,6 +2,8 @@
 //!
 //! Tolerant of what is missing: the replica that is asked may be of another version.
 
+use std::time::Duration;
+
 use serde_json::Value;
 
 use crate::admin::status::{headline, in_words};
@@ -34,6 +36,7 @@ pub fn table(status: &Value) -> String {
         ]);
     }
     text += &aligned(&rows);
+    text += &settings(status);
     let mut rows = vec![["replica", "number", "state"].map(str::to_owned)];
     for r in list(&status["replicas"]) {
         let this = if r["self"] == true { " (asked)" } else { "" };
@@ -53,6 +56,59 @@ pub fn table(status: &Value) -> String {
         text += &aligned(&rows);
     }
     text
+}
+
+/// What each destination is configured with, where that is told.
+fn settings(status: &Value) -> String {
+    let mut rows = vec![
+        [
+            "destination",
+            "in flight",
+            "throttled by",
+            "recovers after",
+            "sent again",
+            "locked out by",
+        ]
+        .map(str::to_owned),
+    ];
+    for d in list(&status["destinations"]) {
+        let of = &d["settings"];
+        let statuses = |key: &str| list(&of[key]).map(word).collect::<Vec<_>>().join(" ");
+        let lockout = match statuses("lockout_status") {
+            none if none.is_empty() => "nothing".to_owned(),
+            some => {
+                let seconds = of["lockout_for_seconds"].as_f64().unwrap_or(0.0);
+                let span = Duration::from_secs(seconds.clamp(0.0, 1e9) as u64);
+                format!(
+                    "{} x {some}, for {}",
+                    word(&of["lockout_after"]),
+                    humantime::format_duration(span)
+                )
+            }
+        };
+        rows.push([
+            word(&d["name"]),
+            match &of["max_in_flight"] {
+                Value::Null => "no limit".to_owned(),
+                some => format!("up to {}", word(some)),
+            },
+            match statuses("throttle_status") {
+                none if none.is_empty() => "nothing".to_owned(),
+                some => some,
+            },
+            format!("{} clean", word(&of["recovery_after"])),
+            match of["retry_throttled"].as_u64() {
+                Some(0) => "never".to_owned(),
+                _ => format!("up to {} x", word(&of["retry_throttled"])),
+            },
+            lockout,
+        ]);
+    }
+    let is_told = list(&status["destinations"]).any(|d| d["settings"].is_object());
+    match is_told {
+        true => format!("\n{}", aligned(&rows)),
+        false => String::new(),
+    }
 }
 
 fn list(value: &Value) -> impl Iterator<Item = &Value> {
@@ -108,10 +164,14 @@ mod tests {
             "store": {"kind": "postgres", "up": true, "degraded": false},
             "destinations": [
                 {"name": "google_image", "cluster_observed_rate": 6.96, "observed_rate": 2.3, "effective_rate": 7.0,
-                 "ceiling_rate": 7.0, "queue_depth": 12, "mode": "shared", "multiplier": 1, "locked_out": null, "paused": null},
+                 "ceiling_rate": 7.0, "queue_depth": 12, "mode": "shared", "multiplier": 1, "locked_out": null, "paused": null,
+                 "settings": {"max_in_flight": 6, "throttle_status": [429, 503], "recovery_after": 100, "retry_throttled": 2,
+                              "lockout_status": [403], "lockout_after": 3, "lockout_for_seconds": 900.0}},
                 {"name": "slow", "cluster_observed_rate": 0.0, "observed_rate": 0.0, "effective_rate": 0.0001,
                  "ceiling_rate": 0.0002, "queue_depth": 0, "mode": "shared", "multiplier": 2,
-                 "locked_out": {"reason": "3 x 403", "rest_seconds": 60}, "paused": null},
+                 "locked_out": {"reason": "3 x 403", "rest_seconds": 60}, "paused": null,
+                 "settings": {"max_in_flight": null, "throttle_status": [], "recovery_after": 7, "retry_throttled": 0,
+                              "lockout_status": []}},
             ],
             "replicas": [
                 {"number": 0, "replica": "proxy-a", "self": true, "state": "live", "silent_for_seconds": 0.4},
@@ -125,6 +185,10 @@ mod tests {
              destination   observed  here    allowed  ceiling  waiting  state\n\
              google_image  6.96/s    2.30/s  7.00/s   7.00/s   12       paced\n\
              slow          0.00/s    0.00/s  0.4/h    0.7/h    0        locked out for 1m (3 x 403); slowed down 2 times\n\
+             \n\
+             destination   in flight  throttled by  recovers after  sent again  locked out by\n\
+             google_image  up to 6    429 503       100 clean       up to 2 x   3 x 403, for 15m\n\
+             slow          no limit   nothing       7 clean         never       nothing\n\
              \n\
              replica          number  state\n\
              proxy-a (asked)  0       live\n\

@@ -292,7 +292,7 @@ impl Pacer {
                 .last_dispatch
                 .map_or(others, |t| others.max(t.plus(self.interval())));
         }
-        let grace = (granted.interval / 4).clamp(10 * MILLISECOND, 50 * MILLISECOND);
+        let grace = grace(granted.interval);
         // What this call taught about the clock holds for the slots held before, too: one that was mapped late by a slow
         // reply would else stand in the way of those behind it.
         for slot in &mut self.slots {
@@ -442,6 +442,11 @@ impl Pacer {
     pub fn settings(&self) -> &Settings {
         &self.settings
     }
+}
+
+/// How long after its slot a request may still leave. Gaps between requests can be that much shorter than the interval.
+pub fn grace(interval: Nanos) -> Nanos {
+    (interval / 4).clamp(10 * MILLISECOND, 50 * MILLISECOND)
 }
 
 #[cfg(test)]

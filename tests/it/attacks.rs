@@ -52,6 +52,8 @@ enum Reply {
     Ends(u16, &'static str),
     /// A refusal of ours after which the connection goes on.
     Refused(u16, &'static str),
+    /// A success of ours, with nothing in it; and the connection is in step.
+    Ours,
     /// A tunnel.
     Tunnel,
     /// The origin's answers, one after another; and the connection is in step.

@@ -110,6 +110,14 @@ fn what_a_replica_prints_for_workers_is_well_and_costs_no_slot() {
         }
     }
     assert_eq!(scene.origin.connections(), 0, "the origin was asked");
+    let log = scene.replica.stderr();
+    let asked: Vec<_> = log
+        .lines()
+        .filter(|l| l.contains("method=OPTIONS"))
+        .collect();
+    assert_eq!(asked.len(), 2, "{log}");
+    assert!(asked.iter().all(|l| l.contains("outcome=\"ok\"")), "{log}");
+    assert!(!log.contains("malformed"), "{log}");
 }
 
 #[test]
@@ -219,6 +227,7 @@ fn what_cannot_be_meant_ends_with_2() {
         &["--url", "http://images.test/"] as &[_],
         &["--proxy", "http://u:pa55word@"],
         &["--ca", &empty.to_string_lossy()],
+        &["--ca", "nowhere.pem"],
         &["--config", "paceline.toml"],
     ] {
         let ended = scene.doctor("", arguments);

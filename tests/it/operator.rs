@@ -58,6 +58,8 @@ fn retry_after(refusal: &Answer) -> u64 {
     assert_eq!(refusal.status(), 503, "{}", refusal.text());
     let status = refusal.field("proxy-status").unwrap_or_default();
     assert!(status.starts_with("paceline; error="), "{status}");
+    let text = refusal.text();
+    assert!(text.starts_with("paceline: google_image: "), "{text}");
     let seconds = refusal.field("retry-after");
     seconds.and_then(|s| s.parse().ok()).expect("whole seconds")
 }
@@ -113,7 +115,9 @@ fn what_one_replica_is_told_holds_for_all() {
         assert!((880..=900).contains(&rest), "{rest} s");
     }
     let shown = done(&site, &second, &["status"]);
-    assert!(shown.contains("locked out for 1"), "{shown}");
+    for words in ["locked out for 1", "3 x 403, for 15m", "429 503"] {
+        assert!(shown.contains(words), "{words} in {shown}");
+    }
     done(&site, &second, &["unlock", "google_image"]);
     for browser in &browsers {
         await_until("it is open everywhere", PATIENCE, || {
@@ -212,12 +216,15 @@ fn an_order_that_cannot_be_carried_out_says_what_to_change() {
         "{}",
         faulty.stderr
     );
-    let https = run_paceline(site.path(), &["status", "--admin", "https://127.0.0.1:9"]);
-    assert!(
-        https.stderr.contains("http://HOST:PORT"),
-        "{}",
-        https.stderr
-    );
+    for url in ["https://127.0.0.1:9", "127.0.0.1:9"] {
+        let mistyped = run_paceline(site.path(), &["status", "--admin", url]);
+        assert_eq!(mistyped.status.code(), Some(2), "{}", mistyped.stderr);
+        assert!(
+            mistyped.stderr.contains("http://HOST:PORT"),
+            "{}",
+            mistyped.stderr
+        );
+    }
 
     let json = done(&site, &replica, &["status", "--json"]);
     let status: serde_json::Value = serde_json::from_str(&json).expect("JSON");
@@ -267,7 +274,7 @@ fn changes_need_loopback_or_the_token_and_looking_needs_nothing() {
     assert!(with(&["status", "--admin", &admin], None).status.success());
     let without = with(&pause, None);
     assert_eq!(without.status.success(), at.is_none(), "{}", without.stderr);
-    let wrong = with(&pause, Some("wrong"));
+    let wrong = with(&pause, Some("left"));
     assert_eq!(wrong.status.code(), Some(1));
     assert!(
         wrong.stderr.contains("PACELINE_ADMIN_TOKEN"),
@@ -275,10 +282,11 @@ fn changes_need_loopback_or_the_token_and_looking_needs_nothing() {
         wrong.stderr
     );
     assert!(
-        !wrong.stderr.contains("wrong"),
+        wrong.stderr.contains("the token is wrong") && !wrong.stderr.contains("left"),
         "a secret: {}",
         wrong.stderr
     );
+    assert!(at.is_none() || without.stderr.contains("the token is missing"));
     assert!(with(&pause, Some("right")).status.success());
     // The file of the replica has it too.
     let file = site.path().join("r0.toml");

@@ -129,6 +129,50 @@ fn every_mistake_is_reported_at_once_with_its_line() {
 }
 
 #[test]
+fn a_fault_that_only_a_part_can_find_has_its_line_too_and_ends_the_start_with_2() {
+    let site = Site::new();
+    let text = "[store]\nurl = \"postgres://u:hunter2@h/d?sslmode=bogus\"\n[upstream]\nextra_roots = \"no.pem\"\n\
+                [[destination]]\nname = \"d\"\nhosts = [\"*.test\"]\nrate = 1\ntls = \"opaque\"\n";
+    let config = site.write("parts.toml", text);
+    for (command, expected) in [("check", 1), ("run", 2)] {
+        let said = run_paceline(
+            site.path(),
+            &[command, "--config", &config.to_string_lossy()],
+        );
+        let stderr = said.stderr;
+        assert_eq!(said.status.code(), Some(expected), "{command}: {stderr}");
+        for (line, words) in [
+            (2, "store.url: sslmode has"),
+            (4, "upstream.extra_roots: "),
+            (9, "destination.tls: "),
+        ] {
+            let place = format!(":{line}: {words}");
+            assert!(
+                stderr.lines().any(|l| l.contains(&place)),
+                "{place}: {stderr}"
+            );
+        }
+        assert!(!stderr.contains("hunter2"), "{stderr}");
+    }
+}
+
+#[test]
+fn a_mistyped_filter_of_the_log_ends_the_start_with_2() {
+    let site = Site::new();
+    for (variable, value) in [("PACELINE_LOG", "inf"), ("PACELINE_LOG_FORMAT", "yaml")] {
+        let mut command = paceline(&["run"]);
+        command.current_dir(site.path()).env(variable, value);
+        let ended = run_to_end(command, Duration::from_secs(10));
+        assert_eq!(ended.status.code(), Some(2), "{}", ended.stderr);
+        assert!(
+            ended.stderr.contains(&format!("{variable}: {value:?}")),
+            "{}",
+            ended.stderr
+        );
+    }
+}
+
+#[test]
 fn a_port_in_use_ends_the_start_with_one_clear_line() {
     let (site, other) = (
         Site::new(),

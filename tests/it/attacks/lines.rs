@@ -462,7 +462,7 @@ fn forms() -> Vec<Row> {
             "A33",
             "OPTIONS of the proxy",
             request("OPTIONS", "*", "", ""),
-            gone.clone(),
+            Reply::Ours,
         ),
         row(
             "A33",

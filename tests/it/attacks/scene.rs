@@ -206,6 +206,14 @@ impl Scene {
                 refused(&answer, row, status, error)?;
                 self.in_step(&mut session, row, name)
             }
+            Reply::Ours => {
+                let answer = read(&mut session, row)?;
+                let echoes = format!("{:?}", answer.head).contains("s3cret");
+                if answer.status() != 200 || echoes || !answer.text().is_empty() {
+                    return Err(format!("not ours: {:?} {}", answer.head, answer.text()));
+                }
+                self.in_step(&mut session, row, name)
+            }
             Reply::Tunnel => {
                 let head = session.hear(ESTABLISHED.len() + 1, QUIET);
                 let head = String::from_utf8_lossy(&head).into_owned();
@@ -397,7 +405,7 @@ fn misarrived(row: &Row, name: &str, exchanges: &[Exchange]) -> Option<String> {
         return (came != expected).then(|| format!("expected {expected:?}\n    arrived  {came:?}"));
     }
     let expected = match row.reply {
-        Reply::Ends(..) | Reply::Refused(..) | Reply::Tunnel => 0,
+        Reply::Ends(..) | Reply::Refused(..) | Reply::Tunnel | Reply::Ours => 0,
         Reply::Passes(statuses) | Reply::Last(statuses) => statuses.len(),
         Reply::Broken => 1,
     };
