@@ -23,23 +23,8 @@ use std::{
 
 use tokio::runtime::Builder;
 
-/// Of the tests' bed, what this needs.
-#[path = "../tests/it/bed"]
-#[allow(
-    dead_code,
-    unused_imports,
-    reason = "the tests use more of it than this does"
-)]
-mod bed {
-    pub mod await_until;
-    pub mod certs;
-    pub mod metrics;
-    pub mod postgres;
-    pub mod process;
-    pub mod sql;
-
-    pub(crate) use super::parts::runtime::{free_address, runtime};
-}
+#[path = "parts/bed.rs"]
+mod bed;
 
 #[path = "parts"]
 #[allow(dead_code, reason = "other benches use more of it than this does")]
