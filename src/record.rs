@@ -4,6 +4,7 @@
 //! the client is, whichever comes first; the drop writes the line. Queries are left out: they hold keys and tokens.
 
 use std::{
+    fmt,
     net::IpAddr,
     sync::{
         Arc,
@@ -157,6 +158,21 @@ fn shown(text: &str, limit: usize) -> &str {
     &text[..end]
 }
 
+/// The URL as a line shows it.
+struct Url<'r>(&'r Record);
+
+impl fmt::Display for Url<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(scheme) = self.0.scheme {
+            write!(f, "{}://", scheme.as_str())?;
+        }
+        if let Some(authority) = &self.0.authority {
+            write!(f, "{authority}")?;
+        }
+        write!(f, "{}", self.0.path.escape_default())
+    }
+}
+
 impl Drop for Record {
     fn drop(&mut self) {
         let total = self.started.elapsed();
@@ -171,28 +187,23 @@ impl Drop for Record {
             Some(d) => d.figures().answered(self.outcome),
             None => self.metrics.request("", self.outcome),
         }
-        let scheme = self
-            .scheme
-            .map_or(String::new(), |s| format!("{}://", s.as_str()));
-        let authority = self
-            .authority
-            .as_ref()
-            .map(ToString::to_string)
-            .unwrap_or_default();
+        let [queue, connect, first_byte] = [self.queued, self.connected, self.first_byte]
+            .map(|span| span.map(log::Seconds::of));
+        let total = log::Seconds::of(total);
         tracing::info!(
             target: "access",
             client = %self.client,
             user = self.user.as_deref(),
             method = %shown(self.method.as_str(), METHOD_SHOWN),
-            url = %format_args!("{scheme}{authority}{}", self.path.escape_default()),
+            url = %Url(self),
             destination,
             status = self.status.map(|s| s.as_u16()),
             outcome = self.outcome,
             again = (self.again > 0).then_some(self.again),
-            queue_s = self.queued.map(log::seconds),
-            connect_s = self.connected.map(log::seconds),
-            first_byte_s = self.first_byte.map(log::seconds),
-            total_s = log::seconds(total),
+            queue_s = queue.as_ref().map(log::Seconds::value),
+            connect_s = connect.as_ref().map(log::Seconds::value),
+            first_byte_s = first_byte.as_ref().map(log::Seconds::value),
+            total_s = total.value(),
             sent = self.sent.load(Relaxed),
             received = self.received,
         );
