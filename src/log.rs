@@ -3,20 +3,18 @@
 //! Lines go to standard error by a thread of their own, from a buffer that has an end: whoever logs never waits for whoever
 //! reads. What does not fit is dropped and counted. The buffer and the count are the process's, as the log is.
 
+mod line;
+
 use std::{
     io::{self, IsTerminal as _, Write},
     mem,
     sync::{
         Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
 
-use tracing::{
-    Value,
-    field::{DisplayValue, display},
-};
 use tracing_subscriber::{
     EnvFilter,
     fmt::{self, MakeWriter},
@@ -24,6 +22,7 @@ use tracing_subscriber::{
     util::SubscriberInitExt as _,
 };
 
+pub use self::line::{Escaped, Line};
 use crate::pacing::time::{LocalTime, Nanos, SECOND};
 
 /// At most one line of a kind in this time.
@@ -41,8 +40,24 @@ const LONGEST: usize = 4_096;
 const FLUSH: Duration = Duration::from_secs(1);
 
 static BACKLOG: OnceLock<Backlog> = OnceLock::new();
-static JSON: AtomicBool = AtomicBool::new(false);
+static FORM: AtomicU8 = AtomicU8::new(Form::Text as u8);
 static DROPPED: AtomicU64 = AtomicU64::new(0);
+
+/// What a line looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Form {
+    Text,
+    Colour,
+    Json,
+}
+
+impl Form {
+    fn at(number: u8) -> Self {
+        let all = [Form::Text, Form::Colour, Form::Json];
+        all[usize::from(number) % all.len()]
+    }
+}
 
 /// Sends the log to stderr. `PACELINE_LOG` filters it (`info` when unset; `access=off` leaves out the access lines),
 /// `PACELINE_LOG_FORMAT=json` makes each line a JSON object.
@@ -57,17 +72,24 @@ pub fn start(env: &dyn Fn(&str) -> Option<String>) {
         .spawn(|| backlog.write_out(&mut io::stderr()));
     backlog.lines().unattended = writing.is_err();
     let registry = tracing_subscriber::registry().with(filter);
-    let started = if env("PACELINE_LOG_FORMAT").as_deref() == Some("json") {
-        JSON.store(true, Relaxed);
-        let lines = fmt::layer()
+    let form = match env("PACELINE_LOG_FORMAT").as_deref() {
+        Some("json") => Form::Json,
+        _ if io::stderr().is_terminal() => Form::Colour,
+        _ => Form::Text,
+    };
+    FORM.store(form as u8, Relaxed);
+    let lines = fmt::layer().with_writer(LineByLine);
+    let started = if form == Form::Json {
+        let lines = lines
             .json()
             .flatten_event(true)
             .with_current_span(false)
             .with_span_list(false);
-        registry.with(lines.with_writer(LineByLine)).try_init()
+        registry.with(lines).try_init()
     } else {
-        let lines = fmt::layer().with_ansi(io::stderr().is_terminal());
-        registry.with(lines.with_writer(LineByLine)).try_init()
+        registry
+            .with(lines.with_ansi(form == Form::Colour))
+            .try_init()
     };
     // A log that was started before goes on.
     let _ = started;
@@ -76,35 +98,6 @@ pub fn start(env: &dyn Fn(&str) -> Option<String>) {
 /// How many lines were dropped because nobody read the log.
 pub fn dropped() -> u64 {
     DROPPED.load(Relaxed)
-}
-
-/// Seconds as a field of a line: a number in JSON; in text a plain decimal of microseconds, for a number's own form may
-/// be `4e-5`, which neither people nor awk read well.
-pub struct Seconds(f64, DisplayValue<Plain>);
-
-impl Seconds {
-    /// So long.
-    pub fn of(span: Duration) -> Self {
-        let number = (span.as_secs_f64() * 1e6).round() / 1e6;
-        Seconds(number, display(Plain(span)))
-    }
-
-    /// As the log wants it.
-    pub fn value(&self) -> &dyn Value {
-        match JSON.load(Relaxed) {
-            true => &self.0,
-            false => &self.1,
-        }
-    }
-}
-
-/// A span, printed in seconds.
-pub struct Plain(Duration);
-
-impl std::fmt::Display for Plain {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:.6}", self.0.as_secs_f64())
-    }
 }
 
 /// Waits until the lines so far are written, but not for a reader that has stopped reading.
@@ -226,29 +219,33 @@ fn wait<T>(outcome: Result<T, PoisonError<T>>) -> T {
 struct LineByLine;
 
 impl<'w> MakeWriter<'w> for LineByLine {
-    type Writer = Line;
+    type Writer = Whole;
 
-    fn make_writer(&'w self) -> Line {
-        Line
+    fn make_writer(&'w self) -> Whole {
+        Whole
     }
 }
 
 /// Takes one line, whole.
-struct Line;
+struct Whole;
 
-impl Write for Line {
+impl Write for Whole {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if let Some(backlog) = BACKLOG.get() {
-            match line.len() {
-                ..=LONGEST => backlog.push(line),
-                _ => backlog.push(&cut(line.to_owned())),
-            }
+            push(backlog, line);
         }
         Ok(line.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+fn push(backlog: &Backlog, line: &[u8]) {
+    match line.len() {
+        ..=LONGEST => backlog.push(line),
+        _ => backlog.push(&cut(line.to_owned())),
     }
 }
 
@@ -283,17 +280,6 @@ impl Seldom {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn seconds_in_text_are_plain_decimals() {
-        for (nanos, text) in [
-            (40_000, "0.000040"),
-            (161_000_000, "0.161000"),
-            (0, "0.000000"),
-        ] {
-            assert_eq!(Plain(Duration::from_nanos(nanos)).to_string(), text);
-        }
-    }
 
     #[test]
     fn a_line_has_an_end_and_no_half_characters() {

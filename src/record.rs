@@ -17,7 +17,7 @@ use http::{Method, StatusCode};
 use tokio::time::Instant;
 
 use crate::{
-    authority::Authority, destination::Destination, error::Error, log, metrics::Metrics,
+    authority::Authority, destination::Destination, error::Error, log::{self, Line}, metrics::Metrics,
     upstream::Scheme,
 };
 
@@ -158,6 +158,41 @@ fn shown(text: &str, limit: usize) -> &str {
     &text[..end]
 }
 
+impl Record {
+    /// The access line: what it holds is told in docs/operations.md.
+    fn write_line(&self, destination: &str, total: Duration) {
+        let mut line = Line::begin("access");
+        line.plain("client", self.client);
+        if let Some(user) = &self.user {
+            line.quoted("user", user);
+        }
+        line.plain("method", shown(self.method.as_str(), METHOD_SHOWN));
+        line.plain("url", Url(self));
+        line.quoted("destination", destination);
+        if let Some(status) = self.status {
+            line.number("status", status.as_u16().into());
+        }
+        line.quoted("outcome", self.outcome);
+        if self.again > 0 {
+            line.number("again", self.again.into());
+        }
+        let spans = [
+            ("queue_s", self.queued),
+            ("connect_s", self.connected),
+            ("first_byte_s", self.first_byte),
+            ("total_s", Some(total)),
+        ];
+        for (name, span) in spans {
+            if let Some(span) = span {
+                line.seconds(name, span);
+            }
+        }
+        line.number("sent", self.sent.load(Relaxed));
+        line.number("received", self.received);
+        line.end();
+    }
+}
+
 /// The URL as a line shows it.
 struct Url<'r>(&'r Record);
 
@@ -169,7 +204,7 @@ impl fmt::Display for Url<'_> {
         if let Some(authority) = &self.0.authority {
             write!(f, "{authority}")?;
         }
-        write!(f, "{}", self.0.path.escape_default())
+        log::Escaped(&self.0.path).fmt(f)
     }
 }
 
@@ -187,25 +222,8 @@ impl Drop for Record {
             Some(d) => d.figures().answered(self.outcome),
             None => self.metrics.request("", self.outcome),
         }
-        let [queue, connect, first_byte] = [self.queued, self.connected, self.first_byte]
-            .map(|span| span.map(log::Seconds::of));
-        let total = log::Seconds::of(total);
-        tracing::info!(
-            target: "access",
-            client = %self.client,
-            user = self.user.as_deref(),
-            method = %shown(self.method.as_str(), METHOD_SHOWN),
-            url = %Url(self),
-            destination,
-            status = self.status.map(|s| s.as_u16()),
-            outcome = self.outcome,
-            again = (self.again > 0).then_some(self.again),
-            queue_s = queue.as_ref().map(log::Seconds::value),
-            connect_s = connect.as_ref().map(log::Seconds::value),
-            first_byte_s = first_byte.as_ref().map(log::Seconds::value),
-            total_s = total.value(),
-            sent = self.sent.load(Relaxed),
-            received = self.received,
-        );
+        if tracing::enabled!(target: "access", tracing::Level::INFO) {
+            self.write_line(destination, total);
+        }
     }
 }
