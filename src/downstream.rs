@@ -21,7 +21,10 @@ use std::{
 
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header::CONNECTION};
-use hyper::{server::conn::http1, service::service_fn};
+use hyper::{
+    server::conn::http1::{self, Parts},
+    service::service_fn,
+};
 use hyper_util::rt::TokioIo;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
@@ -102,7 +105,8 @@ where
     };
     let codec = |stream, service| {
         let connection = http1::Builder::new()
-            .half_close(false)
+            // Else it reads on while a request waits, to see the client leave, with 8 KiB for each; the socket tells as well.
+            .half_close(true)
             .auto_date_header(false)
             .preserve_header_case(true)
             .max_headers(framing::FIELD_LIMIT)
@@ -135,7 +139,13 @@ where
     loop {
         let step = std::future::poll_fn(|cx| match Pin::new(&mut *connection).poll(cx) {
             Poll::Ready(end) => Poll::Ready(Step::Ended(end)),
-            Poll::Pending if !looking && watch.is_inattentive() => Poll::Ready(Step::Look),
+            Poll::Pending if !looking && watch.is_inattentive() => {
+                match downstream.socket.poll_first_byte(cx) {
+                    Poll::Ready(Ok(Some(_))) => Poll::Ready(Step::Look),
+                    Poll::Ready(Ok(None) | Err(_)) => Poll::Ready(Step::Left),
+                    Poll::Pending => Poll::Pending,
+                }
+            }
             Poll::Pending if !resting && watch.is_at_rest() => Poll::Ready(Step::Rest),
             Poll::Pending if watch.phase() == Phase::Head => {
                 let head = (Phase::Head, watch.served());
@@ -165,6 +175,8 @@ where
                     linger(stream).await;
                     return None;
                 }
+                // With the connection go the requests on it: what waits is not sent, what is under way is broken off.
+                Step::Left => return None,
                 Step::Look => looking = true,
                 Step::Rest => {
                     (resting, rested) = (true, watch.served());
@@ -186,7 +198,6 @@ where
             }
             () = sleep(LOOK_EVERY), if looking => {
                 looking = watch.is_inattentive();
-                // With the connection go the requests on it: what waits is not sent, what is under way is broken off.
                 if looking && downstream.socket.has_left() {
                     return None;
                 }
@@ -198,15 +209,19 @@ where
                 }
                 // The codec's buffers are most of what a connection takes, and there are many that rest. What the codec
                 // knows beyond one request is in the stream below it.
-                let parts = connection.into_parts();
+                let Parts { io, service, .. } = unboxed(connection).into_parts();
+                let patience = match watch.phase() {
+                    Phase::New => HEAD_DEADLINE,
+                    _ => IDLE_DEADLINE,
+                };
                 let woken = tokio::select! {
                     biased;
                     _ = downstream.socket.first_byte() => Woken::Spoken,
                     () = leave.as_mut() => Woken::Leaving,
                     () = outlived.as_mut() => Woken::Leaving,
-                    () = sleep(IDLE_DEADLINE) => Woken::Forgotten,
+                    () = sleep(patience) => Woken::Forgotten,
                 };
-                connection = codec(parts.io, parts.service);
+                connection = codec(io, service);
                 round.as_mut().reset(Instant::now() + HEAD_DEADLINE);
                 match woken {
                     Woken::Spoken => {}
@@ -245,6 +260,11 @@ where
     }
 }
 
+/// Out of its box, and the box is gone: moved out of in place, it would stay for as long as its variable.
+fn unboxed<T>(boxed: Box<T>) -> T {
+    *boxed
+}
+
 /// Resolves when the codec may be told to finish.
 async fn time_to_leave(drain: &mut Signal, watch: &Watch, leaving: &AtomicBool) {
     drain.started().await;
@@ -258,7 +278,9 @@ async fn time_to_leave(drain: &mut Signal, watch: &Watch, leaving: &AtomicBool) 
 /// What a poll of the connection came to.
 enum Step {
     Ended(hyper::Result<()>),
-    /// Nobody reads the client's bytes any more.
+    /// The client has gone away while its request was being answered.
+    Left,
+    /// There are bytes of the client that nobody reads, and its end may stand behind them.
     Look,
     /// Nothing is to be done until the client says something.
     Rest,

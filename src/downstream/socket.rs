@@ -49,8 +49,15 @@ impl Socket {
     /// # Errors
     /// The connection broke.
     pub async fn first_byte(&self) -> io::Result<Option<u8>> {
+        std::future::poll_fn(|cx| self.poll_first_byte(cx)).await
+    }
+
+    /// The same, asked once. It wakes in place of a read: only who does not read may wait for it.
+    pub fn poll_first_byte(&self, cx: &mut Context<'_>) -> Poll<io::Result<Option<u8>>> {
         let mut first = [0];
-        Ok((self.0.peek(&mut first).await? == 1).then_some(first[0]))
+        let mut first = ReadBuf::new(&mut first);
+        ready!(self.0.poll_peek(cx, &mut first))?;
+        Poll::Ready(Ok(first.filled().first().copied()))
     }
 }
 

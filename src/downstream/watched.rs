@@ -111,7 +111,7 @@ impl Watch {
     /// Whether all requests are answered to the last byte, and only the client's next byte is waited for. The codec holds
     /// nothing then that could not be had again.
     pub fn is_at_rest(&self) -> bool {
-        self.phase() == Phase::Idle
+        matches!(self.phase(), Phase::New | Phase::Idle)
             && self.reading.load(Relaxed)
             && !self.blocked.load(Relaxed)
             && !self.unflushed.load(Relaxed)
