@@ -5,6 +5,7 @@
 //! is suspicion: see [`framing`].
 
 pub mod framing;
+mod rarely;
 pub mod socket;
 pub mod watched;
 
@@ -32,7 +33,10 @@ use tokio::{
 };
 
 use crate::{
-    downstream::watched::{Phase, Watch, Watched},
+    downstream::{
+        rarely::Rarely,
+        watched::{Phase, Watch, Watched},
+    },
     drain::Signal,
     proxy::Downstream,
 };
@@ -130,12 +134,14 @@ where
             None => std::future::pending().await,
         }
     };
-    let mut outlived = std::pin::pin!(outlived);
+    let outlived = std::pin::pin!(outlived);
+    let mut outlived = Rarely::new(outlived);
     // Looked at from time to time only: setting a timer anew for each request would cost more than it is worth.
     let mut round = std::pin::pin!(sleep(HEAD_DEADLINE));
     // Runs only while nothing is answered, so it is set anew a few times a second at the most.
     let mut doze = std::pin::pin!(sleep(Duration::ZERO));
-    let mut leave = std::pin::pin!(time_to_leave(&mut drain, &watch, &leaving));
+    let leave = std::pin::pin!(time_to_leave(&mut drain, &watch, &leaving));
+    let mut leave = Rarely::new(leave);
     loop {
         let step = std::future::poll_fn(|cx| match Pin::new(&mut *connection).poll(cx) {
             Poll::Ready(end) => Poll::Ready(Step::Ended(end)),
@@ -188,11 +194,11 @@ where
                     round.as_mut().reset(since + HEAD_DEADLINE);
                 }
             },
-            () = leave.as_mut(), if !draining => {
+            () = &mut leave, if !draining => {
                 draining = true;
                 Pin::new(&mut *connection).graceful_shutdown();
             }
-            () = outlived.as_mut(), if !draining => {
+            () = &mut outlived, if !draining => {
                 draining = true;
                 Pin::new(&mut *connection).graceful_shutdown();
             }
@@ -217,8 +223,8 @@ where
                 let woken = tokio::select! {
                     biased;
                     _ = downstream.socket.first_byte() => Woken::Spoken,
-                    () = leave.as_mut() => Woken::Leaving,
-                    () = outlived.as_mut() => Woken::Leaving,
+                    () = &mut leave => Woken::Leaving,
+                    () = &mut outlived => Woken::Leaving,
                     () = sleep(patience) => Woken::Forgotten,
                 };
                 connection = codec(io, service);

@@ -179,7 +179,7 @@ impl Lane {
         self.regulate(&mut core, now);
         let id = core.pacer.arrive(now, arrival)?;
         core.waiters.insert(id, Waiter::default());
-        self.pump(&mut core, now);
+        self.advance(&mut core, now);
         Ok(Ticket::new(self.clone(), id))
     }
 
@@ -219,8 +219,15 @@ impl Lane {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Carries out what the pacer wants, until it wants nothing more at `now`.
+    /// Carries out what the pacer wants, and sees to it that what it waits for will be heard.
     fn pump(self: &Arc<Self>, core: &mut Core, now: LocalTime) {
+        self.advance(core, now);
+        self.see_to(core);
+    }
+
+    /// Carries out what the pacer wants, until it wants nothing more at `now`. Enough by itself where the caller asks for
+    /// its turn next: only if that has not come, there is something to wait for, and most often it has.
+    fn advance(&self, core: &mut Core, now: LocalTime) {
         self.come_back(core, now);
         self.regulate(core, now);
         while let Some(action) = core.pacer.next_action(now) {
@@ -244,6 +251,10 @@ impl Lane {
         let voided = core.pacer.voided();
         self.voided.fetch_add(voided - core.voided, Relaxed);
         core.voided = voided;
+    }
+
+    /// Starts the driver where there is something to wait for, or tells it of something sooner than it sleeps for.
+    fn see_to(self: &Arc<Self>, core: &mut Core) {
         let wake_at = self.wake_at(core);
         if !core.driving {
             if core.has_calls() || wake_at.is_some() {
