@@ -457,8 +457,8 @@ fn put_host(headers: &mut HeaderMap, target: &Target) -> Result<(), Error> {
     {
         return Ok(());
     }
-    let host = HeaderValue::try_from(text)
-        .map_err(|_| Error::Malformed("the URL's host is malformed"))?;
+    let host =
+        HeaderValue::try_from(text).map_err(|_| Error::Malformed("the URL's host is malformed"))?;
     headers.insert(HOST, host);
     Ok(())
 }

@@ -17,7 +17,11 @@ use http::{Method, StatusCode};
 use tokio::time::Instant;
 
 use crate::{
-    authority::Authority, destination::Destination, error::Error, log::{self, Line}, metrics::Metrics,
+    authority::Authority,
+    destination::Destination,
+    error::Error,
+    log::{self, Line},
+    metrics::Metrics,
     upstream::Scheme,
 };
 

@@ -52,7 +52,8 @@ impl Socket {
     /// Makes the close of this connection a reset, by which the peer knows that something was cut.
     pub fn reset_when_closed(&self) {
         // Where it cannot be set, the connection ends in order: no worse than before.
-        let _ = socket2::SockRef::from(self.half().as_ref()).set_linger(Some(std::time::Duration::ZERO));
+        let _ = socket2::SockRef::from(self.half().as_ref())
+            .set_linger(Some(std::time::Duration::ZERO));
     }
 
     /// Waits for the next byte, which stays to be read; `None` at the end of the stream.
@@ -60,10 +61,15 @@ impl Socket {
     /// # Errors
     /// The connection broke.
     pub async fn first_byte(&self) -> io::Result<Option<u8>> {
+        std::future::poll_fn(|cx| self.poll_first_byte(cx)).await
+    }
+
+    /// The same, asked once. It wakes in place of a read: only who does not read may wait for it.
+    pub fn poll_first_byte(&self, cx: &mut Context<'_>) -> Poll<io::Result<Option<u8>>> {
         let mut first = [0];
-        let mut buf = ReadBuf::new(&mut first);
-        std::future::poll_fn(|cx| self.half().as_ref().poll_peek(cx, &mut buf)).await?;
-        Ok(buf.filled().first().copied())
+        let mut first = ReadBuf::new(&mut first);
+        ready!(self.half().as_ref().poll_peek(cx, &mut first))?;
+        Poll::Ready(Ok(first.filled().first().copied()))
     }
 }
 
