@@ -172,7 +172,7 @@ fn open(url: &str, pooled: bool) -> Session {
         "not known as direct"
     );
     if pooled {
-        session.reserve = Prepared::Unnamed(sql::reserve(&table, true));
+        session.reserve = Prepared::Unnamed(sql::reserve(&table, true, true));
     }
     session
 }
