@@ -267,6 +267,7 @@ where
 }
 
 /// Out of its box, and the box is gone: moved out of in place, it would stay for as long as its variable.
+#[allow(clippy::boxed_local, reason = "that it is boxed is the point")]
 fn unboxed<T>(boxed: Box<T>) -> T {
     *boxed
 }

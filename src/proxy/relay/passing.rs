@@ -5,7 +5,7 @@
 //! bytes mean, or that there is another direction, this does not know.
 
 use std::{
-    cell::Cell,
+    cell::RefCell,
     io,
     pin::Pin,
     task::{Context, Poll, ready},
@@ -16,9 +16,13 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 /// The most bytes under way in one direction.
 const BUFFER: usize = 32 * 1024;
 
+/// Buffers kept for each thread. One is enough for all who only look whether there is something to read; the others are
+/// for those whose reader is slow by turns.
+const SPARES: usize = 8;
+
 thread_local! {
-    /// The buffer that the next tunnel borrows.
-    static SPARE: Cell<Option<Box<[u8]>>> = const { Cell::new(None) };
+    /// The buffers that the next tunnels borrow: at first one for each direction of one.
+    static SPARE: RefCell<Vec<Box<[u8]>>> = RefCell::new(vec![buffer(), buffer()]);
 }
 
 /// One direction.
@@ -118,15 +122,21 @@ impl Passing {
     }
 }
 
-fn borrow() -> Box<[u8]> {
-    SPARE
-        .take()
-        .unwrap_or_else(|| vec![0; BUFFER].into_boxed_slice())
+fn buffer() -> Box<[u8]> {
+    vec![0; BUFFER].into_boxed_slice()
 }
 
-/// One is kept for each thread; others go.
+fn borrow() -> Box<[u8]> {
+    let spare = SPARE.with_borrow_mut(Vec::pop);
+    spare.unwrap_or_else(buffer)
+}
+
 fn give_back(buffer: Box<[u8]>) {
-    SPARE.set(Some(buffer));
+    SPARE.with_borrow_mut(|spare| {
+        if spare.len() < SPARES {
+            spare.push(buffer);
+        }
+    });
 }
 
 #[cfg(test)]
