@@ -27,8 +27,8 @@ use crate::pacing::time::{LocalTime, Nanos, SECOND};
 
 /// At most one line of a kind in this time.
 const SELDOM: Nanos = 10 * SECOND;
-/// Bytes of lines that may wait to be written: about a second of a busy proxy.
-const ROOM: usize = 4 * 1024 * 1024;
+/// Bytes of lines that may wait to be written: some thousands of them.
+const ROOM: usize = 1024 * 1024;
 /// What is kept of the buffer's memory after more was needed once.
 const KEPT: usize = 64 * 1024;
 /// After it has written, the thread lets lines gather for so long: a busy proxy would otherwise wake it for each of them,

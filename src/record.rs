@@ -170,7 +170,7 @@ impl Record {
         if let Some(user) = &self.user {
             line.quoted("user", user);
         }
-        line.plain("method", shown(self.method.as_str(), METHOD_SHOWN));
+        line.word("method", shown(self.method.as_str(), METHOD_SHOWN));
         line.plain("url", Url(self));
         line.quoted("destination", destination);
         if let Some(status) = self.status {

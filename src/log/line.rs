@@ -56,11 +56,25 @@ impl Line {
         }
     }
 
+    /// The same for a text.
+    pub fn word(&mut self, name: &str, value: &str) {
+        self.name(name);
+        match self.form {
+            Form::Json => self.json(value),
+            _ => self.out.extend_from_slice(value.as_bytes()),
+        }
+    }
+
     /// A field that is quoted in text.
     pub fn quoted(&mut self, name: &str, value: &str) {
         self.name(name);
         match self.form {
             Form::Json => self.json(value),
+            _ if value.bytes().all(is_plain) => {
+                self.out.push(b'"');
+                self.out.extend_from_slice(value.as_bytes());
+                self.out.push(b'"');
+            }
             _ => _ = write!(self.out, "{value:?}"),
         }
     }
@@ -75,8 +89,15 @@ impl Line {
     pub fn seconds(&mut self, name: &str, span: Duration) {
         self.name(name);
         let rounded = span.saturating_add(Duration::from_nanos(500));
-        let (whole, rest) = (rounded.as_secs(), rounded.subsec_micros());
-        let _ = write!(self.out, "{whole}.{rest:06}");
+        let mut digits = *b".000000";
+        let mut rest = rounded.subsec_micros();
+        for digit in digits[1..].iter_mut().rev() {
+            // A digit is below ten.
+            *digit += (rest % 10) as u8;
+            rest /= 10;
+        }
+        let _ = write!(self.out, "{}", rounded.as_secs());
+        self.out.extend_from_slice(&digits);
     }
 
     /// Ends the line and sends it on its way.
@@ -96,11 +117,14 @@ impl Line {
     }
 
     fn name(&mut self, name: &str) {
-        let _ = match self.form {
-            Form::Text => write!(self.out, " {name}="),
-            Form::Colour => write!(self.out, " \x1b[3m{name}\x1b[0m\x1b[2m=\x1b[0m"),
-            Form::Json => write!(self.out, ",\"{name}\":"),
+        let (before, after) = match self.form {
+            Form::Text => (" ", "="),
+            Form::Colour => (" \x1b[3m", "\x1b[0m\x1b[2m=\x1b[0m"),
+            Form::Json => (",\"", "\":"),
         };
+        for part in [before, name, after] {
+            self.out.extend_from_slice(part.as_bytes());
+        }
     }
 
     fn json(&mut self, text: &str) {
@@ -113,13 +137,17 @@ pub struct Escaped<'t>(pub &'t str);
 
 impl Display for Escaped<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let plain = |b: u8| b.is_ascii_graphic() && !matches!(b, b'\'' | b'"' | b'\\') || b == b' ';
-        if self.0.bytes().all(plain) {
+        if self.0.bytes().all(is_plain) {
             // As nearly all are.
             return f.write_str(self.0);
         }
         self.0.escape_default().try_for_each(|c| f.write_char(c))
     }
+}
+
+/// Whether a character stands for itself in every form.
+fn is_plain(b: u8) -> bool {
+    (b.is_ascii_graphic() || b == b' ') && !matches!(b, b'\'' | b'"' | b'\\')
 }
 
 #[cfg(test)]
@@ -162,7 +190,7 @@ mod tests {
         let registry = tracing_subscriber::registry();
         let lines = tracing_subscriber::fmt::layer().with_writer(sink.clone());
         let log = || {
-            tracing::info!(target: "access", url = %Escaped(url), user, status = 200u16, received = u64::MAX);
+            tracing::info!(target: "access", url = %Escaped(url), user, status = 200u16, received = u64::MAX, method = %"GET");
         };
         match form {
             Form::Json => {
@@ -187,6 +215,7 @@ mod tests {
         line.quoted("user", user);
         line.number("status", 200);
         line.number("received", u64::MAX);
+        line.word("method", "GET");
         line.close();
         String::from_utf8(line.out).expect("text")
     }

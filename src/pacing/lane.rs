@@ -9,7 +9,6 @@ mod throttled;
 mod ticket;
 
 use std::{
-    collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -17,6 +16,7 @@ use std::{
     task::Waker,
 };
 
+use rustc_hash::FxHashMap;
 use tokio::sync::Notify;
 
 pub use self::ticket::{Departure, Pass, Ticket};
@@ -72,7 +72,7 @@ struct Core {
     pacer: Pacer,
     /// The configured one, in requests per second.
     ceiling: f64,
-    waiters: HashMap<Id, Waiter>,
+    waiters: FxHashMap<Id, Waiter>,
     memory: memory::Held,
     course: Course,
     tracker: Tracker,
@@ -134,7 +134,7 @@ impl Lane {
         let core = Core {
             pacer: Pacer::new(settings),
             ceiling: name.ceiling,
-            waiters: HashMap::new(),
+            waiters: FxHashMap::default(),
             memory,
             course: Course::default(),
             tracker: Tracker::new(rules),
