@@ -38,7 +38,7 @@ use paceline::{
         },
     },
 };
-use tokio::runtime::Runtime;
+use tokio::{runtime::Runtime, task::JoinHandle};
 
 /// Of the tests' bed, what a cluster needs.
 #[path = "../tests/it/bed"]
@@ -306,7 +306,7 @@ fn with_a_transaction_held_open(postgres: &Postgres, most: u32) {
             spans
         })
     };
-    let ended = |task| {
+    let ended = |task: JoinHandle<Vec<Duration>>| {
         runtime()
             .block_on(task)
             .expect("a caller that does not fail")
@@ -331,9 +331,9 @@ fn with_a_transaction_held_open(postgres: &Postgres, most: u32) {
         let mut by_key = Vec::new();
         for _ in 0..BY_KEY {
             let began = Instant::now();
-            let call = session.reserve(KEY, THROTTLE, &ask(1, 1_000));
+            let ask = ask(1, 1_000);
             // Not spawned as the others are, which is to their disadvantage by some microseconds.
-            let outcome = runtime().block_on(async { call.await.map(drop) });
+            let outcome = runtime().block_on(session.reserve(KEY, THROTTLE, &ask));
             by_key.push(began.elapsed());
             outcome.expect("a slot");
         }

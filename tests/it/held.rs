@@ -431,6 +431,8 @@ fn the_store_follows_the_row_so_that_thousands_of_reservations_read_few_pages() 
         );
         store.expect("a URL")
     });
+    by_key(&held.open(false), &ask(1, 1));
+    let first = held.put_ahead();
     let take = |store: Arc<SharedStore>| async move {
         assert!(store.wait_until_up(Duration::from_secs(10)).await);
         let mut taken = Vec::new();
@@ -447,6 +449,8 @@ fn the_store_follows_the_row_so_that_thousands_of_reservations_read_few_pages() 
     }
     slots.sort_by_key(|g| g.start);
     assert!(slots.windows(2).all(|w| w[1].start >= w[0].end()));
+    let taken: Nanos = slots.iter().map(|g| g.end().since(g.start)).sum();
+    assert_eq!(held.cursor().since(first), taken, "slots were lost");
     // The last owner of a store is gone, so its connections end, and a server process tells its counts as it ends.
     let count = |what: &str| {
         held.sql.number(&format!(
