@@ -1,4 +1,5 @@
-//! What a reservation costs: `cargo bench --bench reserve`, under a minute, with a Postgres cluster of its own.
+//! What a reservation costs: `cargo bench --bench reserve`, about a minute, with a Postgres cluster of its own.
+//! `--versions N` (50000; 1000000 takes some minutes): how far the part with a transaction held open goes.
 //!
 //! Beside it on the same connection stands a prepared `SELECT 1`, which is the least that any statement costs. The two
 //! take turns, so that a busy machine slows both alike. Figures are of one machine at one time: compare ratios.
@@ -37,7 +38,7 @@ use paceline::{
         },
     },
 };
-use tokio::runtime::Runtime;
+use tokio::{runtime::Runtime, task::JoinHandle};
 
 /// Of the tests' bed, what a cluster needs.
 #[path = "../tests/it/bed"]
@@ -67,6 +68,11 @@ const INTERVAL: Nanos = 142_857_143;
 const PAIRS: usize = 5_000;
 const WARM_UP: usize = 200;
 const HOT_UPDATES: i64 = 20_000;
+/// Versions of the row, none of which can be removed, at which a reservation is measured; and how many by how many callers.
+const VERSIONS: [u32; 5] = [0, 10_000, 50_000, 200_000, 1_000_000];
+const MEASURED: u32 = 2_000;
+const CALLERS: usize = 3;
+const BY_KEY: u32 = 100;
 const THROUGHPUT_TIME: Duration = Duration::from_secs(2);
 
 /// The goals: the p50 of a reservation in `SELECT 1`s, as a share of the interval, and the share of HOT updates.
@@ -86,6 +92,7 @@ fn free_address() -> std::net::SocketAddr {
 }
 
 fn main() {
+    let most = most_versions();
     let postgres = Postgres::start();
     // As Django makes it for its database cache.
     postgres.sql().run(
@@ -147,6 +154,8 @@ fn main() {
         rate / calls
     );
     println!();
+    with_a_transaction_held_open(&postgres, most);
+    println!();
     println!(
         "goals: named reservation at most {MOST_SELECTS} x SELECT 1 and {}% of the interval, {}% HOT: {}",
         MOST_OF_INTERVAL * 100.0,
@@ -155,6 +164,18 @@ fn main() {
     );
     if !fine {
         std::process::exit(1);
+    }
+}
+
+fn most_versions() -> u32 {
+    let mut words = std::env::args().skip(1).filter(|word| word != "--bench");
+    match (words.next().as_deref(), words.next()) {
+        (None, _) => 50_000,
+        (Some("--versions"), Some(n)) if n.parse::<u32>().is_ok() => n.parse().unwrap_or_default(),
+        _ => {
+            eprintln!("use --versions N, a whole number");
+            std::process::exit(2);
+        }
     }
 }
 
@@ -172,7 +193,7 @@ fn open(url: &str, pooled: bool) -> Session {
         "not known as direct"
     );
     if pooled {
-        session.reserve = Prepared::Unnamed(sql::reserve(&table, true));
+        session.reserve = Prepared::Unnamed(sql::reserve(&table, true, true));
     }
     session
 }
@@ -258,6 +279,82 @@ fn hot_updates(postgres: &Postgres) -> (i64, i64) {
     })
 }
 
+/// The store as replicas use it, and beside it the same reservation by the row's key, which is what each would be without
+/// knowing where the row lies.
+fn with_a_transaction_held_open(postgres: &Postgres, most: u32) {
+    const KEY: &str = "bench:held";
+    let held = postgres.sql();
+    held.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT txid_current()");
+    let stores: Vec<_> = (0..CALLERS)
+        .map(|n| store(&postgres.socket_url(), &format!("r{n}")).0)
+        .collect();
+    for store in &stores {
+        let up = runtime().block_on(store.wait_until_up(Duration::from_secs(10)));
+        assert!(up, "no store");
+    }
+    let session = open(&postgres.socket_url(), false);
+    let take = |store: &Arc<SharedStore>, times: u32| {
+        let store = store.clone();
+        runtime().spawn(async move {
+            let mut spans = Vec::new();
+            for _ in 0..times {
+                let began = Instant::now();
+                let reply = store.reserve(KEY, THROTTLE, ask(1, 1_000), false).await;
+                spans.push(began.elapsed());
+                reply.expect("a slot");
+            }
+            spans
+        })
+    };
+    let ended = |task: JoinHandle<Vec<Duration>>| {
+        runtime()
+            .block_on(task)
+            .expect("a caller that does not fail")
+    };
+    println!("with a transaction held open, us:");
+    println!(
+        "{:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
+        "versions", "1 caller", "", "", "3 callers", "", "by key", "", "table"
+    );
+    println!(
+        "{:>10} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9} {:>9}",
+        "", "p50", "p99", "mean", "p50", "p99", "p50", "p99", "MiB"
+    );
+    let mut made = 0;
+    for versions in VERSIONS.into_iter().filter(|n| *n <= most) {
+        ended(take(&stores[0], versions.saturating_sub(made)));
+        let one = ended(take(&stores[0], MEASURED));
+        let mean = one.iter().sum::<Duration>().as_secs_f64() * 1e6 / f64::from(MEASURED);
+        let one = percentiles(one);
+        let tasks: Vec<_> = stores.iter().map(|store| take(store, MEASURED)).collect();
+        let three = percentiles(tasks.into_iter().flat_map(ended).collect());
+        let mut by_key = Vec::new();
+        for _ in 0..BY_KEY {
+            let began = Instant::now();
+            let ask = ask(1, 1_000);
+            // Not spawned as the others are, which is to their disadvantage by some microseconds.
+            let outcome = runtime().block_on(session.reserve(KEY, THROTTLE, &ask));
+            by_key.push(began.elapsed());
+            outcome.expect("a slot");
+        }
+        let by_key = percentiles(by_key);
+        made = versions.max(made) + MEASURED * (1 + CALLERS as u32) + BY_KEY;
+        let size = postgres
+            .sql()
+            .number(&format!("SELECT pg_relation_size('{TABLE}')"));
+        println!(
+            "{versions:>10} {:>9.0} {:>9.0} {mean:>9.0} {:>9.0} {:>9.0} {:>9.0} {:>9.0} {:>9.1}",
+            one[0],
+            one[1],
+            three[0],
+            three[1],
+            by_key[0],
+            by_key[1],
+            size as f64 / f64::from(1 << 20)
+        );
+    }
+}
+
 fn by_one_caller(url: &str, slots: u32) -> f64 {
     let session = open(url, false);
     let began = Instant::now();
@@ -272,16 +369,24 @@ fn by_one_caller(url: &str, slots: u32) -> f64 {
     taken / began.elapsed().as_secs_f64()
 }
 
-/// Slots that requests in one lane really used each second, and statements a second.
-async fn by_joined_callers(url: &str, callers: u64) -> (f64, f64) {
+/// A replica's store, with its own connections.
+fn store(url: &str, replica: &str) -> (Arc<SharedStore>, Arc<Metrics>) {
     let config = format!(
-        "[store]\nurl = \"{url}\"\ntable = \"{TABLE}\"\n[[destination]]\nname = \"bench\"\nhosts = [\"bench.test\"]\nrate = 1.0\n"
+        "[store]\nurl = \"{url}\"\ntable = \"{TABLE}\"\nreplica = \"{replica}\"\n\
+         [[destination]]\nname = \"bench\"\nhosts = [\"bench.test\"]\nrate = 1.0\n"
     );
     let config =
         Config::parse(&config, Path::new("bench.toml"), &|_| None).expect("a configuration");
     let metrics = Metrics::new();
-    let store = SharedStore::start(&config.store.expect("a store"), [].into(), metrics.clone())
-        .expect("a URL");
+    let _context = runtime().enter();
+    let store = SharedStore::start(&config.store.expect("a store"), [].into(), metrics.clone());
+    let store = store.expect("a URL");
+    (store, metrics)
+}
+
+/// Slots that requests in one lane really used each second, and statements a second.
+async fn by_joined_callers(url: &str, callers: u64) -> (f64, f64) {
+    let (store, metrics) = store(url, "joined");
     assert!(
         store.wait_until_up(Duration::from_secs(10)).await,
         "no store"

@@ -5,6 +5,7 @@
 //! is suspicion: see [`framing`].
 
 pub mod framing;
+mod rarely;
 pub mod socket;
 pub mod watched;
 
@@ -21,7 +22,10 @@ use std::{
 
 use bytes::Bytes;
 use http::{HeaderValue, StatusCode, header::CONNECTION};
-use hyper::{server::conn::http1, service::service_fn};
+use hyper::{
+    server::conn::http1::{self, Parts},
+    service::service_fn,
+};
 use hyper_util::rt::TokioIo;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
@@ -29,7 +33,10 @@ use tokio::{
 };
 
 use crate::{
-    downstream::watched::{Phase, Watch, Watched},
+    downstream::{
+        rarely::Rarely,
+        watched::{Phase, Watch, Watched},
+    },
     drain::Signal,
     proxy::Downstream,
 };
@@ -38,6 +45,8 @@ use crate::{
 pub const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 /// A kept-alive connection may wait this long for its next request: longer than any client keeps its own.
 const IDLE_DEADLINE: Duration = Duration::from_secs(600);
+/// A connection without a request for this long lets go of the codec and its buffers until the next comes.
+const DOZE_AFTER: Duration = Duration::from_millis(100);
 
 /// A client that takes none of its answer for this long is given up.
 const BLOCKED_DEADLINE: Duration = Duration::from_secs(60);
@@ -98,16 +107,23 @@ where
             }
         })
     };
-    let mut connection = http1::Builder::new()
-        .half_close(false)
-        .auto_date_header(false)
-        .preserve_header_case(true)
-        .max_headers(framing::FIELD_LIMIT)
-        .max_header_size(framing::HEAD_LIMIT)
-        .header_read_timeout(None)
-        .serve_connection(TokioIo::new(Watched::new(stream, watch.clone())), service);
-    let (mut seen, mut since) = ((Phase::New, 0, false), Instant::now());
+    let codec = |stream, service| {
+        let connection = http1::Builder::new()
+            // Else it reads on while a request waits, to see the client leave, with 8 KiB for each; the socket tells as well.
+            .half_close(true)
+            .auto_date_header(false)
+            .preserve_header_case(true)
+            .max_headers(framing::FIELD_LIMIT)
+            .max_header_size(framing::HEAD_LIMIT)
+            .header_read_timeout(None)
+            .serve_connection(stream, service);
+        Box::new(connection)
+    };
+    let stream = TokioIo::new(Watched::new(stream, watch.clone()));
+    let mut connection = codec(stream, service);
+    let (mut seen, mut since) = ((Phase::New, 0, None), Instant::now());
     let (mut draining, mut looking) = (false, false);
+    let (mut resting, mut rested) = (false, 0);
     // The inside of a tunnel ends, once it is idle, when the rules no longer allow what it was opened for.
     let outlived = async {
         match downstream.opened() {
@@ -118,14 +134,25 @@ where
             None => std::future::pending().await,
         }
     };
-    let mut outlived = std::pin::pin!(outlived);
+    let outlived = std::pin::pin!(outlived);
+    let mut outlived = Rarely::new(outlived);
     // Looked at from time to time only: setting a timer anew for each request would cost more than it is worth.
     let mut round = std::pin::pin!(sleep(HEAD_DEADLINE));
-    let mut leave = std::pin::pin!(time_to_leave(&mut drain, &watch, &leaving));
+    // Runs only while nothing is answered, so it is set anew a few times a second at the most.
+    let mut doze = std::pin::pin!(sleep(Duration::ZERO));
+    let leave = std::pin::pin!(time_to_leave(&mut drain, &watch, &leaving));
+    let mut leave = Rarely::new(leave);
     loop {
-        let step = std::future::poll_fn(|cx| match Pin::new(&mut connection).poll(cx) {
+        let step = std::future::poll_fn(|cx| match Pin::new(&mut *connection).poll(cx) {
             Poll::Ready(end) => Poll::Ready(Step::Ended(end)),
-            Poll::Pending if !looking && watch.is_inattentive() => Poll::Ready(Step::Look),
+            Poll::Pending if !looking && watch.is_inattentive() => {
+                match downstream.socket.poll_first_byte(cx) {
+                    Poll::Ready(Ok(Some(_))) => Poll::Ready(Step::Look),
+                    Poll::Ready(Ok(None) | Err(_)) => Poll::Ready(Step::Left),
+                    Poll::Pending => Poll::Pending,
+                }
+            }
+            Poll::Pending if !resting && watch.is_at_rest() => Poll::Ready(Step::Rest),
             Poll::Pending if watch.phase() == Phase::Head => {
                 let head = (Phase::Head, watch.served());
                 if head == (seen.0, seen.1) {
@@ -154,36 +181,71 @@ where
                     linger(stream).await;
                     return None;
                 }
+                // With the connection go the requests on it: what waits is not sent, what is under way is broken off.
+                Step::Left => return None,
                 Step::Look => looking = true,
+                Step::Rest => {
+                    (resting, rested) = (true, watch.served());
+                    doze.as_mut().reset(Instant::now() + DOZE_AFTER);
+                }
                 // A head that does not come whole has a time of its own, from its first byte.
                 Step::Head(number) => {
-                    (seen, since) = ((Phase::Head, number, false), Instant::now());
+                    (seen, since) = ((Phase::Head, number, None), Instant::now());
                     round.as_mut().reset(since + HEAD_DEADLINE);
                 }
             },
-            () = leave.as_mut(), if !draining => {
+            () = &mut leave, if !draining => {
                 draining = true;
-                Pin::new(&mut connection).graceful_shutdown();
+                Pin::new(&mut *connection).graceful_shutdown();
             }
-            () = outlived.as_mut(), if !draining => {
+            () = &mut outlived, if !draining => {
                 draining = true;
-                Pin::new(&mut connection).graceful_shutdown();
+                Pin::new(&mut *connection).graceful_shutdown();
             }
             () = sleep(LOOK_EVERY), if looking => {
                 looking = watch.is_inattentive();
-                // With the connection go the requests on it: what waits is not sent, what is under way is broken off.
                 if looking && downstream.socket.has_left() {
                     return None;
                 }
             }
+            () = doze.as_mut(), if resting => {
+                resting = false;
+                if draining || !watch.is_at_rest() || watch.served() != rested {
+                    continue;
+                }
+                // The codec's buffers are most of what a connection takes, and there are many that rest. What the codec
+                // knows beyond one request is in the stream below it.
+                let Parts { io, service, .. } = unboxed(connection).into_parts();
+                let patience = match watch.phase() {
+                    Phase::New => HEAD_DEADLINE,
+                    _ => IDLE_DEADLINE,
+                };
+                let woken = tokio::select! {
+                    biased;
+                    _ = downstream.socket.first_byte() => Woken::Spoken,
+                    () = &mut leave => Woken::Leaving,
+                    () = &mut outlived => Woken::Leaving,
+                    () = sleep(patience) => Woken::Forgotten,
+                };
+                connection = codec(io, service);
+                round.as_mut().reset(Instant::now() + HEAD_DEADLINE);
+                match woken {
+                    Woken::Spoken => {}
+                    Woken::Leaving => {
+                        draining = true;
+                        Pin::new(&mut *connection).graceful_shutdown();
+                    }
+                    Woken::Forgotten => return None,
+                }
+            }
             () = round.as_mut() => {
                 round.as_mut().reset(Instant::now() + HEAD_DEADLINE);
-                let now = (watch.phase(), watch.served(), watch.is_blocked());
+                let now = (watch.phase(), watch.served(), watch.blocked());
                 let patience = match now {
                     (Phase::New | Phase::Head, ..) => Duration::ZERO,
                     // A client that takes nothing of its answer holds the origin's connection and a place among those
                     // under way.
-                    (_, _, true) => BLOCKED_DEADLINE,
+                    (_, _, Some(_)) => BLOCKED_DEADLINE,
                     (Phase::Busy, ..) => Duration::MAX,
                     (Phase::Idle, ..) => IDLE_DEADLINE,
                 };
@@ -204,6 +266,12 @@ where
     }
 }
 
+/// Out of its box, and the box is gone: moved out of in place, it would stay for as long as its variable.
+#[allow(clippy::boxed_local, reason = "that it is boxed is the point")]
+fn unboxed<T>(boxed: Box<T>) -> T {
+    *boxed
+}
+
 /// Resolves when the codec may be told to finish.
 async fn time_to_leave(drain: &mut Signal, watch: &Watch, leaving: &AtomicBool) {
     drain.started().await;
@@ -217,10 +285,24 @@ async fn time_to_leave(drain: &mut Signal, watch: &Watch, leaving: &AtomicBool) 
 /// What a poll of the connection came to.
 enum Step {
     Ended(hyper::Result<()>),
-    /// Nobody reads the client's bytes any more.
+    /// The client has gone away while its request was being answered.
+    Left,
+    /// There are bytes of the client that nobody reads, and its end may stand behind them.
     Look,
+    /// Nothing is to be done until the client says something.
+    Rest,
     /// A part of a head has come, behind so many requests.
     Head(u64),
+}
+
+/// What ends the rest of a connection.
+enum Woken {
+    /// The client has said something, or gone away.
+    Spoken,
+    /// It is time to go.
+    Leaving,
+    /// Nobody has said anything for long.
+    Forgotten,
 }
 
 /// Says that we are done, then reads and forgets what the peer still sends, until it closes too. Closing with unread

@@ -110,7 +110,8 @@ pub async fn run(listener: TcpListener, proxy: Arc<Proxy>, mut drain: Signal) {
                 tokio::spawn(async move {
                     let introduced = match share {
                         Some(share) => Some((stream, peer, share)),
-                        None => introduced(stream, peer, &proxy, &unheaded).await,
+                        // Boxed: few connections come by a load balancer, and all would have room for it.
+                        None => Box::pin(introduced(stream, peer, &proxy, &unheaded)).await,
                     };
                     if let Some((stream, client, share)) = introduced {
                         serve(stream, client, proxy, drain).await;
@@ -201,9 +202,8 @@ async fn serve(stream: TcpStream, client: IpAddr, proxy: Arc<Proxy>, mut drain: 
         plan: Default::default(),
     });
     let rest = Box::pin(downstream::serve(socket, downstream.clone(), drain.clone())).await;
-    if let (Some(rest), Some(plan)) = (rest, downstream.promised()) {
-        let tunnel = tunnel::run(&downstream, plan, rest.stream, rest.early, drain);
-        Box::pin(tunnel).await;
+    if let (Some(rest), Some(promise)) = (rest, downstream.promised()) {
+        tunnel::run(&downstream, promise, rest.stream, rest.early, drain).await;
     }
 }
 
@@ -226,7 +226,8 @@ fn head(error: &Error, settings: &config::Proxy) -> String {
 
 async fn tell(mut stream: TcpStream, text: String) {
     if stream.write_all(text.as_bytes()).await.is_ok() && stream.shutdown().await.is_ok() {
-        let mut scrap = [0; 4096];
+        // Not in the future, of which there are as many as there are refusals.
+        let mut scrap = vec![0; 4096];
         while matches!(stream.read(&mut scrap).await, Ok(1..)) {}
     }
 }

@@ -1,14 +1,16 @@
 //! How the log is written, and how lines that could be many are kept few.
 //!
-//! Lines go to standard error by a thread of their own, over a queue that has an end: whoever logs never waits for whoever
-//! reads. What does not fit is dropped and counted. The queue and the count are the process's, as the log is.
+//! Lines go to standard error by a thread of their own, from a buffer that has an end: whoever logs never waits for whoever
+//! reads. What does not fit is dropped and counted. The buffer and the count are the process's, as the log is.
+
+mod line;
 
 use std::{
     io::{self, IsTerminal as _, Write},
+    mem,
     sync::{
-        OnceLock,
-        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
-        mpsc::{Receiver, SyncSender, sync_channel},
+        Condvar, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicI64, AtomicU8, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -20,25 +22,41 @@ use tracing_subscriber::{
     util::SubscriberInitExt as _,
 };
 
+pub use self::line::{Escaped, Line};
 use crate::pacing::time::{LocalTime, Nanos, SECOND};
 
 /// At most one line of a kind in this time.
 const SELDOM: Nanos = 10 * SECOND;
-/// Lines that may wait to be written: a second of a busy proxy, and a megabyte or two of memory.
-const WAITING: usize = 8_192;
+/// Bytes of lines that may wait to be written: some thousands of them.
+const ROOM: usize = 1024 * 1024;
+/// What is kept of the buffer's memory after more was needed once.
+const KEPT: usize = 64 * 1024;
+/// After it has written, the thread lets lines gather for so long: a busy proxy would otherwise wake it for each of them,
+/// which costs more than to write it.
+const GATHER: Duration = Duration::from_millis(5);
 /// The longest line, in bytes. All that a client chooses is cut shorter before; this is for what was not thought of.
 const LONGEST: usize = 4_096;
 /// How long the end of the process waits for the last lines to be written.
 const FLUSH: Duration = Duration::from_secs(1);
 
-static QUEUE: OnceLock<SyncSender<Entry>> = OnceLock::new();
-static JSON: AtomicBool = AtomicBool::new(false);
+static BACKLOG: OnceLock<Backlog> = OnceLock::new();
+static FORM: AtomicU8 = AtomicU8::new(Form::Text as u8);
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
-enum Entry {
-    Line(Vec<u8>),
-    /// Answered once everything before it is written.
-    Flush(SyncSender<()>),
+/// What a line looks like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+enum Form {
+    Text,
+    Colour,
+    Json,
+}
+
+impl Form {
+    fn at(number: u8) -> Self {
+        let all = [Form::Text, Form::Colour, Form::Json];
+        all[usize::from(number) % all.len()]
+    }
 }
 
 /// Sends the log to stderr. `PACELINE_LOG` filters it (`info` when unset; `access=off` leaves out the access lines),
@@ -58,25 +76,32 @@ pub fn start(env: &dyn Fn(&str) -> Option<String>) -> Result<(), String> {
             ));
         }
     };
-    let (sender, receiver) = sync_channel(WAITING);
+    let backlog = BACKLOG.get_or_init(Backlog::default);
     let writing = std::thread::Builder::new()
         .name("log".to_owned())
-        .spawn(move || write_out(&receiver, &mut io::stderr()));
-    if writing.is_ok() {
-        let _ = QUEUE.set(sender);
-    }
+        .spawn(|| backlog.write_out(&mut io::stderr()));
+    backlog.lines().unattended = writing.is_err();
     let registry = tracing_subscriber::registry().with(filter);
-    let started = if is_json {
-        JSON.store(true, Relaxed);
-        let lines = fmt::layer()
+    let form = if is_json {
+        Form::Json
+    } else if io::stderr().is_terminal() {
+        Form::Colour
+    } else {
+        Form::Text
+    };
+    FORM.store(form as u8, Relaxed);
+    let lines = fmt::layer().with_writer(LineByLine);
+    let started = if form == Form::Json {
+        let lines = lines
             .json()
             .flatten_event(true)
             .with_current_span(false)
             .with_span_list(false);
-        registry.with(lines.with_writer(Queue)).try_init()
+        registry.with(lines).try_init()
     } else {
-        let lines = fmt::layer().with_ansi(io::stderr().is_terminal());
-        registry.with(lines.with_writer(Queue)).try_init()
+        registry
+            .with(lines.with_ansi(form == Form::Colour))
+            .try_init()
     };
     // A log that was started before goes on.
     let _ = started;
@@ -118,75 +143,141 @@ pub fn dropped() -> u64 {
     DROPPED.load(Relaxed)
 }
 
-/// Seconds as a field of a line: a number in JSON; in text a plain decimal of microseconds, for a number's own form may
-/// be `4e-5`, which neither people nor awk read well.
-pub fn seconds(span: Duration) -> Box<dyn tracing::Value> {
-    match JSON.load(Relaxed) {
-        true => Box::new((span.as_secs_f64() * 1e6).round() / 1e6),
-        false => Box::new(tracing::field::display(Plain(span))),
-    }
-}
-
-struct Plain(Duration);
-
-impl std::fmt::Display for Plain {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:.6}", self.0.as_secs_f64())
-    }
-}
-
 /// Waits until the lines so far are written, but not for a reader that has stopped reading.
 pub fn flush() {
-    let (done, written) = sync_channel(1);
-    if let Some(queue) = QUEUE.get()
-        && queue.try_send(Entry::Flush(done)).is_ok()
-    {
-        let _ = written.recv_timeout(FLUSH);
+    if let Some(backlog) = BACKLOG.get() {
+        backlog.flush();
     }
 }
 
-/// Writes lines as they come. After some were dropped, the first that can be written says so.
-fn write_out(queue: &Receiver<Entry>, out: &mut impl Write) {
-    let mut told = 0;
-    while let Ok(entry) = queue.recv() {
-        match entry {
-            Entry::Line(line) => {
-                let dropped = dropped();
-                if dropped > told {
-                    let lines = dropped - told;
-                    let _ = writeln!(
-                        out,
-                        "WARN paceline::log: {lines} lines were dropped, for standard error was not read; read it faster, or log less with PACELINE_LOG"
-                    );
-                    told = dropped;
-                }
-                if out.write_all(&line).is_err() {
-                    DROPPED.fetch_add(1, Relaxed);
-                }
-            }
-            Entry::Flush(done) => _ = done.try_send(()),
+/// The lines that wait to be written.
+#[derive(Debug, Default)]
+struct Backlog {
+    lines: Mutex<Lines>,
+    /// There is something to write, and the thread waits for it.
+    filled: Condvar,
+    /// Something was written.
+    written: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct Lines {
+    text: Vec<u8>,
+    count: u64,
+    /// How many there have been before these, and how many of all are written.
+    before: u64,
+    written: u64,
+    /// The thread sleeps until somebody wakes it.
+    asleep: bool,
+    /// Somebody waits for the end.
+    flushing: bool,
+    /// There is no thread.
+    unattended: bool,
+}
+
+impl Backlog {
+    fn lines(&self) -> MutexGuard<'_, Lines> {
+        self.lines.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, line: &[u8]) {
+        let mut lines = self.lines();
+        if lines.unattended {
+            // No thread was to be had.
+            let _ = io::stderr().write_all(line);
+            return;
+        }
+        if lines.text.len() + line.len() > ROOM {
+            DROPPED.fetch_add(1, Relaxed);
+            return;
+        }
+        lines.text.extend_from_slice(line);
+        lines.count += 1;
+        if mem::take(&mut lines.asleep) {
+            drop(lines);
+            self.filled.notify_one();
         }
     }
+
+    fn flush(&self) {
+        let mut lines = self.lines();
+        let all = lines.before + lines.count;
+        lines.flushing = true;
+        self.filled.notify_one();
+        let missing = |lines: &mut Lines| !lines.unattended && lines.written < all;
+        // A reader that does not read is not waited for.
+        let _ = self.written.wait_timeout_while(lines, FLUSH, missing);
+    }
+
+    /// Writes lines as they come, some at a time.
+    fn write_out(&self, out: &mut impl Write) {
+        let (mut told, mut taken) = (0, Vec::new());
+        loop {
+            self.write_some(out, &mut taken, &mut told);
+            let mut lines = self.lines();
+            lines.flushing &= lines.count > 0;
+            if !lines.flushing {
+                drop(wait(self.filled.wait_timeout(lines, GATHER)));
+            }
+        }
+    }
+
+    /// Writes what there is, and waits for it before if there is nothing. After some were dropped, the first line that can
+    /// be written says so: those before were `told`.
+    fn write_some(&self, out: &mut impl Write, taken: &mut Vec<u8>, told: &mut u64) {
+        let mut lines = self.lines();
+        while lines.count == 0 {
+            lines.asleep = true;
+            lines = wait(self.filled.wait(lines));
+        }
+        lines.asleep = false;
+        mem::swap(&mut lines.text, taken);
+        let count = mem::take(&mut lines.count);
+        lines.before += count;
+        drop(lines);
+        let dropped = dropped();
+        if dropped > *told {
+            let lines = dropped - *told;
+            let _ = writeln!(
+                out,
+                "WARN paceline::log: {lines} lines were dropped, for standard error was not read; read it faster, or log less with PACELINE_LOG"
+            );
+            *told = dropped;
+        }
+        if out.write_all(taken).is_err() {
+            DROPPED.fetch_add(count, Relaxed);
+        }
+        taken.clear();
+        taken.shrink_to(KEPT);
+        self.lines().written += count;
+        self.written.notify_all();
+    }
+}
+
+fn wait<T>(outcome: Result<T, PoisonError<T>>) -> T {
+    outcome.unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Makes a writer for each line.
-struct Queue;
+struct LineByLine;
 
-impl<'w> MakeWriter<'w> for Queue {
-    type Writer = Line;
+impl<'w> MakeWriter<'w> for LineByLine {
+    type Writer = Whole;
 
-    fn make_writer(&'w self) -> Line {
-        Line(Vec::new())
+    fn make_writer(&'w self) -> Whole {
+        Whole
     }
 }
 
-/// One line in the making; dropped, it is on its way.
-struct Line(Vec<u8>);
+/// Takes one line, whole.
+struct Whole;
 
-impl Write for Line {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.extend_from_slice(bytes);
-        Ok(bytes.len())
+impl Write for Whole {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if let Some(backlog) = BACKLOG.get() {
+            push(backlog, line);
+        }
+        Ok(line.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -194,18 +285,10 @@ impl Write for Line {
     }
 }
 
-impl Drop for Line {
-    fn drop(&mut self) {
-        let line = cut(std::mem::take(&mut self.0));
-        match QUEUE.get() {
-            Some(queue) => {
-                if queue.try_send(Entry::Line(line)).is_err() {
-                    DROPPED.fetch_add(1, Relaxed);
-                }
-            }
-            // No thread was to be had.
-            None => _ = io::stderr().write_all(&line),
-        }
+fn push(backlog: &Backlog, line: &[u8]) {
+    match line.len() {
+        ..=LONGEST => backlog.push(line),
+        _ => backlog.push(&cut(line.to_owned())),
     }
 }
 
@@ -265,17 +348,6 @@ mod tests {
     }
 
     #[test]
-    fn seconds_in_text_are_plain_decimals() {
-        for (nanos, text) in [
-            (40_000, "0.000040"),
-            (161_000_000, "0.161000"),
-            (0, "0.000000"),
-        ] {
-            assert_eq!(Plain(Duration::from_nanos(nanos)).to_string(), text);
-        }
-    }
-
-    #[test]
     fn a_line_has_an_end_and_no_half_characters() {
         let long = format!("x{}\n", "\u{e9}".repeat(3_000));
         let short = cut(long.into_bytes());
@@ -286,16 +358,13 @@ mod tests {
 
     #[test]
     fn dropped_lines_are_told_once_before_the_next_line() {
-        let (sender, receiver) = sync_channel(8);
         DROPPED.fetch_add(3, Relaxed);
+        let backlog = Backlog::default();
         for line in ["a\n", "b\n"] {
-            sender
-                .try_send(Entry::Line(line.into()))
-                .unwrap_or_else(|_| panic!("there is room"));
+            backlog.push(line.as_bytes());
         }
-        drop(sender);
-        let mut out = Vec::new();
-        write_out(&receiver, &mut out);
+        let (mut out, mut told) = (Vec::new(), 0);
+        backlog.write_some(&mut out, &mut Vec::new(), &mut told);
         let out = String::from_utf8(out).expect("text");
         assert!(
             out.starts_with("WARN paceline::log: 3 lines were dropped"),

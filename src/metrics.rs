@@ -84,6 +84,9 @@ pub struct DestinationFigures {
     all: Arc<Metrics>,
     dispatches: IntCounter,
     degraded: IntCounter,
+    /// The most frequent of each, so that they need not be looked for.
+    ok: IntCounter,
+    answered_200: IntCounter,
     wait: Histogram,
     lateness: Histogram,
     voided: Counter,
@@ -397,6 +400,8 @@ impl Metrics {
             all: self.clone(),
             dispatches: self.dispatches.with_label_values(&[name, mode]),
             degraded: self.dispatches.with_label_values(&[name, "degraded"]),
+            ok: self.requests.with_label_values(&[name, "ok"]),
+            answered_200: self.responses.with_label_values(&[name, "200"]),
             wait: self.wait.with_label_values(&[name]),
             lateness: self.lateness.with_label_values(&[name]),
             voided: self.voided.with_label_values(&[name]),
@@ -587,15 +592,22 @@ impl DestinationFigures {
 
     /// A response came.
     pub fn responded(&self, status: http::StatusCode) {
-        self.all
-            .responses
-            .with_label_values(&[&*self.name, status.as_str()])
-            .inc();
+        match status {
+            http::StatusCode::OK => self.answered_200.inc(),
+            _ => self
+                .all
+                .responses
+                .with_label_values(&[&*self.name, status.as_str()])
+                .inc(),
+        }
     }
 
     /// A request was answered.
     pub fn answered(&self, outcome: &str) {
-        self.all.request(&self.name, outcome);
+        match outcome {
+            "ok" => self.ok.inc(),
+            _ => self.all.request(&self.name, outcome),
+        }
     }
 
     /// Slots passed unused.

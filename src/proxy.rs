@@ -12,6 +12,7 @@ pub mod tunnel;
 
 use std::{
     convert::Infallible,
+    fmt::Write as _,
     hash::{BuildHasher as _, RandomState},
     net::IpAddr,
     sync::{Arc, Mutex, PoisonError, atomic::AtomicU64},
@@ -249,7 +250,7 @@ impl Downstream {
                 if rules.settings().via {
                     headers::add_via(request.headers_mut(), version);
                 }
-                forward::forward(self, rules, terms, request, target, record).await
+                forward::forward(self, rules, governed, terms, request, target, record).await
             }
         }
     }
@@ -435,17 +436,10 @@ fn outgoing(
         headers::put_websocket(&mut head.headers);
     }
     if head.uri.scheme().is_some() || head.uri.authority().is_some() {
-        let path = head.uri.path_and_query().map_or("/", |p| p.as_str());
-        // An empty path is `/` (RFC 9112 section 3.2.1).
-        let path = if path.starts_with('?') {
-            format!("/{path}").parse()
-        } else {
-            path.parse()
-        };
-        head.uri = path.map_err(|_| Error::Malformed("the URL's path is malformed"))?;
-        head.headers.insert(HOST, host_value(target)?);
+        head.uri = origin_form(head.uri)?;
+        put_host(&mut head.headers, target)?;
     } else if !head.headers.contains_key(HOST) {
-        head.headers.insert(HOST, host_value(target)?);
+        put_host(&mut head.headers, target)?;
     }
     head.version = Version::HTTP_11;
     let expected = head.headers.contains_key(EXPECT);
@@ -455,11 +449,41 @@ fn outgoing(
     ))
 }
 
-fn host_value(target: &Target) -> Result<HeaderValue, Error> {
-    let authority = target.authority.to_string();
-    let port = format!(":{}", target.scheme.default_port());
-    HeaderValue::from_str(authority.strip_suffix(&port).unwrap_or(&authority))
-        .map_err(|_| Error::Malformed("the URL's host is malformed"))
+/// Path and query alone (RFC 9112 section 3.2.1); an empty path is `/`.
+fn origin_form(uri: Uri) -> Result<Uri, Error> {
+    let malformed = |_| Error::Malformed("the URL's path is malformed");
+    let path = match uri.into_parts().path_and_query {
+        None => return Ok(Uri::default()),
+        Some(path) if path.as_str().starts_with('?') => {
+            format!("/{path}").parse().map_err(malformed)?
+        }
+        Some(path) => path,
+    };
+    let mut parts = http::uri::Parts::default();
+    parts.path_and_query = Some(path);
+    Uri::from_parts(parts).map_err(|_| Error::Malformed("the URL's path is malformed"))
+}
+
+/// Names the target in `Host`, without its scheme's own port. Most clients have done so themselves.
+fn put_host(headers: &mut HeaderMap, target: &Target) -> Result<(), Error> {
+    let mut text = String::with_capacity(64);
+    // Writing to memory does not fail.
+    let _ = write!(text, "{}", target.authority);
+    if target.authority.port == target.scheme.default_port()
+        && let Some(colon) = text.rfind(':')
+    {
+        text.truncate(colon);
+    }
+    let mut hosts = headers.get_all(HOST).iter();
+    if let (Some(one), None) = (hosts.next(), hosts.next())
+        && one.as_bytes() == text.as_bytes()
+    {
+        return Ok(());
+    }
+    let host =
+        HeaderValue::try_from(text).map_err(|_| Error::Malformed("the URL's host is malformed"))?;
+    headers.insert(HOST, host);
+    Ok(())
 }
 
 /// An answer of our own. To a CONNECT, the reason phrase says why: it is the one part that most clients show.

@@ -4,6 +4,7 @@
 //! the client is, whichever comes first; the drop writes the line. Queries are left out: they hold keys and tokens.
 
 use std::{
+    fmt,
     net::IpAddr,
     sync::{
         Arc,
@@ -16,7 +17,11 @@ use http::{Method, StatusCode};
 use tokio::time::Instant;
 
 use crate::{
-    authority::Authority, destination::Destination, error::Error, log, metrics::Metrics,
+    authority::Authority,
+    destination::Destination,
+    error::Error,
+    log::{self, Line},
+    metrics::Metrics,
     upstream::Scheme,
 };
 
@@ -162,6 +167,56 @@ fn shown(text: &str, limit: usize) -> &str {
     &text[..end]
 }
 
+impl Record {
+    /// The access line: what it holds is told in docs/operations.md.
+    fn write_line(&self, destination: &str, total: Duration) {
+        let mut line = Line::begin("access");
+        line.plain("client", self.client);
+        if let Some(user) = &self.user {
+            line.quoted("user", user);
+        }
+        line.word("method", shown(self.method.as_str(), METHOD_SHOWN));
+        line.plain("url", Url(self));
+        line.quoted("destination", destination);
+        if let Some(status) = self.status {
+            line.number("status", status.as_u16().into());
+        }
+        line.quoted("outcome", self.outcome);
+        if self.again > 0 {
+            line.number("again", self.again.into());
+        }
+        let spans = [
+            ("queue_s", self.queued),
+            ("connect_s", self.connected),
+            ("first_byte_s", self.first_byte),
+            ("total_s", Some(total)),
+        ];
+        for (name, span) in spans {
+            if let Some(span) = span {
+                line.seconds(name, span);
+            }
+        }
+        line.number("sent", self.sent.load(Relaxed));
+        line.number("received", self.received);
+        line.end();
+    }
+}
+
+/// The URL as a line shows it.
+struct Url<'r>(&'r Record);
+
+impl fmt::Display for Url<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(scheme) = self.0.scheme {
+            write!(f, "{}://", scheme.as_str())?;
+        }
+        if let Some(authority) = &self.0.authority {
+            write!(f, "{authority}")?;
+        }
+        log::Escaped(&self.0.path).fmt(f)
+    }
+}
+
 impl Drop for Record {
     fn drop(&mut self) {
         let total = self.started.elapsed();
@@ -176,30 +231,8 @@ impl Drop for Record {
             Some(d) => d.figures().answered(self.outcome),
             None => self.metrics.request("", self.outcome),
         }
-        let scheme = self
-            .scheme
-            .map_or(String::new(), |s| format!("{}://", s.as_str()));
-        let authority = self
-            .authority
-            .as_ref()
-            .map(ToString::to_string)
-            .unwrap_or_default();
-        tracing::info!(
-            target: "access",
-            client = %self.client,
-            user = self.user.as_deref(),
-            method = %shown(self.method.as_str(), METHOD_SHOWN),
-            url = %format_args!("{scheme}{authority}{}", self.path.escape_default()),
-            destination,
-            status = self.status.map(|s| s.as_u16()),
-            outcome = self.outcome,
-            again = (self.again > 0).then_some(self.again),
-            queue_s = self.queued.map(log::seconds),
-            connect_s = self.connected.map(log::seconds),
-            first_byte_s = self.first_byte.map(log::seconds),
-            total_s = log::seconds(total),
-            sent = self.sent.load(Relaxed),
-            received = self.received,
-        );
+        if tracing::enabled!(target: "access", tracing::Level::INFO) {
+            self.write_line(destination, total);
+        }
     }
 }

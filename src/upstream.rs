@@ -163,7 +163,8 @@ impl Upstream {
             let stream = way.dialer.stream(target).await?;
             Ready::handshake(stream, target.clone(), way.pool.clone()).await
         };
-        tokio::time::timeout(READY_DEADLINE, made)
+        // Boxed: a request that waits for its turn would have room for a dialling, which most never do.
+        Box::pin(tokio::time::timeout(READY_DEADLINE, made))
             .await
             .unwrap_or(Err(Error::ConnectTimeout))
     }
@@ -178,7 +179,8 @@ impl Upstream {
             authority: authority.clone(),
         };
         let way = self.way();
-        match tokio::time::timeout(READY_DEADLINE, way.dialer.stream(&target)).await {
+        let made = Box::pin(way.dialer.stream(&target));
+        match tokio::time::timeout(READY_DEADLINE, made).await {
             Ok(Ok(Stream::Plain(tcp))) => Ok(tcp),
             Ok(Ok(Stream::Tls(_))) => Err(Error::Tls),
             Ok(Err(e)) => Err(e),

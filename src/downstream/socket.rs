@@ -7,29 +7,40 @@ use std::{
     io,
     net::Shutdown,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, ready},
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
-    net::TcpStream,
+    net::{TcpStream, tcp::OwnedReadHalf},
 };
 
 /// The connection. Clones share it; only one of them may read and write.
+///
+/// It is held by its reading half, through which tokio reads into memory that nobody has to clear first and does not ask
+/// a second time after it has read all there is. The lock is there for the form; nobody ever waits for it.
 #[derive(Clone, Debug)]
-pub struct Socket(Arc<TcpStream>);
+pub struct Socket(Arc<Mutex<OwnedReadHalf>>);
 
 impl Socket {
     /// Shares a connection.
     pub fn new(stream: TcpStream) -> Self {
-        Socket(Arc::new(stream))
+        let (read, write) = stream.into_split();
+        // Dropped, it would end our side of the stream.
+        write.forget();
+        Socket(Arc::new(Mutex::new(read)))
+    }
+
+    fn half(&self) -> MutexGuard<'_, OwnedReadHalf> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether the peer has closed its side or reset the connection, whatever lies unread before that.
     pub fn has_left(&self) -> bool {
-        let mut fds = [PollFd::new(&*self.0, PollFlags::RDHUP)];
+        let half = self.half();
+        let mut fds = [PollFd::new(half.as_ref(), PollFlags::RDHUP)];
         let at_once = Timespec {
             tv_sec: 0,
             tv_nsec: 0,
@@ -41,7 +52,8 @@ impl Socket {
     /// Makes the close of this connection a reset, by which the peer knows that something was cut.
     pub fn reset_when_closed(&self) {
         // Where it cannot be set, the connection ends in order: no worse than before.
-        let _ = socket2::SockRef::from(&*self.0).set_linger(Some(std::time::Duration::ZERO));
+        let _ = socket2::SockRef::from(self.half().as_ref())
+            .set_linger(Some(std::time::Duration::ZERO));
     }
 
     /// Waits for the next byte, which stays to be read; `None` at the end of the stream.
@@ -49,8 +61,15 @@ impl Socket {
     /// # Errors
     /// The connection broke.
     pub async fn first_byte(&self) -> io::Result<Option<u8>> {
+        std::future::poll_fn(|cx| self.poll_first_byte(cx)).await
+    }
+
+    /// The same, asked once. It wakes in place of a read: only who does not read may wait for it.
+    pub fn poll_first_byte(&self, cx: &mut Context<'_>) -> Poll<io::Result<Option<u8>>> {
         let mut first = [0];
-        Ok((self.0.peek(&mut first).await? == 1).then_some(first[0]))
+        let mut first = ReadBuf::new(&mut first);
+        ready!(self.half().as_ref().poll_peek(cx, &mut first))?;
+        Poll::Ready(Ok(first.filled().first().copied()))
     }
 }
 
@@ -60,17 +79,7 @@ impl AsyncRead for Socket {
         cx: &mut Context<'_>,
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        loop {
-            ready!(self.0.poll_read_ready(cx))?;
-            match self.0.try_read(buf.initialize_unfilled()) {
-                Ok(n) => {
-                    buf.advance(n);
-                    return Poll::Ready(Ok(()));
-                }
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
-                Err(e) => return Poll::Ready(Err(e)),
-            }
-        }
+        Pin::new(&mut *self.half()).poll_read(cx, buf)
     }
 }
 
@@ -100,7 +109,7 @@ impl AsyncWrite for Socket {
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match socket2::SockRef::from(&*self.0).shutdown(Shutdown::Write) {
+        match socket2::SockRef::from(self.half().as_ref()).shutdown(Shutdown::Write) {
             // The peer was faster.
             Err(e) if e.kind() == io::ErrorKind::NotConnected => Poll::Ready(Ok(())),
             done => Poll::Ready(done),
@@ -114,9 +123,11 @@ impl Socket {
         cx: &mut Context<'_>,
         attempt: impl Fn(&TcpStream) -> io::Result<usize>,
     ) -> Poll<io::Result<usize>> {
+        let half = self.half();
+        let stream: &TcpStream = half.as_ref();
         loop {
-            ready!(self.0.poll_write_ready(cx))?;
-            match attempt(&self.0) {
+            ready!(stream.poll_write_ready(cx))?;
+            match attempt(stream) {
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
                 done => return Poll::Ready(done),
             }

@@ -51,6 +51,10 @@ pub struct Watch {
     reading: AtomicBool,
     /// Whether the last write did not get through.
     blocked: AtomicBool,
+    /// Writes that did.
+    taken: AtomicU64,
+    /// Whether what was written may still lie in the stream's own buffer.
+    unflushed: AtomicBool,
     switched: AtomicBool,
     /// Who waits for the end of an answer.
     waiting: Mutex<Option<Waker>>,
@@ -66,6 +70,8 @@ impl Watch {
             fault: OnceLock::new(),
             reading: AtomicBool::new(false),
             blocked: AtomicBool::new(false),
+            taken: AtomicU64::new(0),
+            unflushed: AtomicBool::new(false),
             switched: AtomicBool::new(false),
             waiting: Mutex::new(None),
         })
@@ -82,14 +88,35 @@ impl Watch {
         self.served.load(Relaxed)
     }
 
-    /// Whether the client takes none of the bytes that are ready for it.
-    pub fn is_blocked(&self) -> bool {
-        self.blocked.load(Relaxed)
+    /// Whether the client has yet to take bytes that are ready for it, and then how often it took some: one that is
+    /// slow has nearly always some to take.
+    pub fn blocked(&self) -> Option<u64> {
+        let taken = || self.taken.load(Relaxed);
+        self.blocked.load(Relaxed).then(taken)
+    }
+
+    /// A write to the client came to this.
+    fn wrote<T>(&self, polled: &Poll<T>) {
+        self.blocked.store(polled.is_pending(), Relaxed);
+        if polled.is_ready() {
+            self.taken.fetch_add(1, Relaxed);
+        }
     }
 
     /// Whether a request is being answered and nobody would see its client leave.
     pub fn is_inattentive(&self) -> bool {
         self.phase() == Phase::Busy && !self.reading.load(Relaxed)
+    }
+
+    /// Whether all requests are answered to the last byte, and only the client's next byte is waited for. The codec holds
+    /// nothing then that could not be had again.
+    pub fn is_at_rest(&self) -> bool {
+        matches!(self.phase(), Phase::New | Phase::Idle)
+            && self.reading.load(Relaxed)
+            && !self.blocked.load(Relaxed)
+            && !self.unflushed.load(Relaxed)
+            && self.served.load(Relaxed) == self.heads.load(Relaxed)
+            && self.fault.get().is_none()
     }
 
     /// The codec has read a request: whether it may be served. The mark keeps the connection busy.
@@ -176,9 +203,8 @@ impl<I> Watched<I> {
 
     /// The stream, and what was read of it beyond `early`, what the codec has read beyond its last request.
     pub fn into_parts(self, early: Bytes) -> (I, Bytes) {
-        if self.held.is_empty() {
-            return (self.stream, early);
-        }
+        // Copied even where nothing was held: the codec's bytes are a part of its whole buffer, and a tunnel would hold
+        // that, mostly for no byte at all, until its client says something.
         (self.stream, [&early[..], &self.held].concat().into())
     }
 
@@ -349,7 +375,7 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Watched<I> {
         buf: &[u8],
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write(cx, buf);
-        self.watch.blocked.store(polled.is_pending(), Relaxed);
+        self.watch.wrote(&polled);
         polled
     }
 
@@ -359,7 +385,7 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Watched<I> {
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut self.stream).poll_write_vectored(cx, bufs);
-        self.watch.blocked.store(polled.is_pending(), Relaxed);
+        self.watch.wrote(&polled);
         polled
     }
 
@@ -368,7 +394,9 @@ impl<I: AsyncWrite + Unpin> AsyncWrite for Watched<I> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        let polled = Pin::new(&mut self.stream).poll_flush(cx);
+        self.watch.unflushed.store(polled.is_pending(), Relaxed);
+        polled
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -9,7 +9,6 @@ mod throttled;
 mod ticket;
 
 use std::{
-    collections::HashMap,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
@@ -17,6 +16,7 @@ use std::{
     task::Waker,
 };
 
+use rustc_hash::FxHashMap;
 use tokio::sync::Notify;
 
 pub use self::ticket::{Departure, Pass, Ticket};
@@ -72,7 +72,7 @@ struct Core {
     pacer: Pacer,
     /// The configured one, in requests per second.
     ceiling: f64,
-    waiters: HashMap<Id, Waiter>,
+    waiters: FxHashMap<Id, Waiter>,
     memory: memory::Held,
     course: Course,
     tracker: Tracker,
@@ -134,7 +134,7 @@ impl Lane {
         let core = Core {
             pacer: Pacer::new(settings),
             ceiling: name.ceiling,
-            waiters: HashMap::new(),
+            waiters: FxHashMap::default(),
             memory,
             course: Course::default(),
             tracker: Tracker::new(rules),
@@ -179,7 +179,7 @@ impl Lane {
         self.regulate(&mut core, now);
         let id = core.pacer.arrive(now, arrival)?;
         core.waiters.insert(id, Waiter::default());
-        self.pump(&mut core, now);
+        self.advance(&mut core, now);
         Ok(Ticket::new(self.clone(), id))
     }
 
@@ -219,8 +219,15 @@ impl Lane {
         self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Carries out what the pacer wants, until it wants nothing more at `now`.
+    /// Carries out what the pacer wants, and sees to it that what it waits for will be heard.
     fn pump(self: &Arc<Self>, core: &mut Core, now: LocalTime) {
+        self.advance(core, now);
+        self.see_to(core);
+    }
+
+    /// Carries out what the pacer wants, until it wants nothing more at `now`. Enough by itself where the caller asks for
+    /// its turn next: only if that has not come, there is something to wait for, and most often it has.
+    fn advance(&self, core: &mut Core, now: LocalTime) {
         self.come_back(core, now);
         self.regulate(core, now);
         while let Some(action) = core.pacer.next_action(now) {
@@ -244,6 +251,10 @@ impl Lane {
         let voided = core.pacer.voided();
         self.voided.fetch_add(voided - core.voided, Relaxed);
         core.voided = voided;
+    }
+
+    /// Starts the driver where there is something to wait for, or tells it of something sooner than it sleeps for.
+    fn see_to(self: &Arc<Self>, core: &mut Core) {
         let wake_at = self.wake_at(core);
         if !core.driving {
             if core.has_calls() || wake_at.is_some() {

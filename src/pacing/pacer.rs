@@ -9,7 +9,9 @@ mod actions;
 mod promise;
 mod terms;
 
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
+
+use rustc_hash::FxHashMap;
 
 pub use self::terms::{Action, Arrival, Cause, Dispatched, Id, Refusal, Settings, Slot};
 use crate::pacing::{
@@ -25,8 +27,8 @@ use crate::pacing::{
 pub struct Pacer {
     settings: Settings,
     line: Line,
-    waiters: HashMap<Id, Waiter>,
-    by_place: HashMap<Place, Id>,
+    waiters: FxHashMap<Id, Waiter>,
+    by_place: FxHashMap<Place, Id>,
     /// Told to connect (ready or not), of those the ready ones, and those not yet told.
     near: BTreeSet<Place>,
     ready: BTreeSet<Place>,
@@ -77,8 +79,8 @@ impl Pacer {
         Pacer {
             settings,
             line: Line::default(),
-            waiters: HashMap::new(),
-            by_place: HashMap::new(),
+            waiters: FxHashMap::default(),
+            by_place: FxHashMap::default(),
             near: BTreeSet::new(),
             ready: BTreeSet::new(),
             far: BTreeSet::new(),

@@ -6,9 +6,11 @@
 //! most one, and finding a place costs no walk over the clients. Nothing here knows slots, time or connections.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet},
     ops::Bound,
 };
+
+use rustc_hash::FxHashMap;
 
 /// Whose turn it is to be fair to: a client address or the user it logged in as, hashed by the caller.
 pub type Client = u64;
@@ -39,7 +41,8 @@ pub struct Line {
     places: BTreeSet<Place>,
     /// Waiting requests in each round, so that a rank costs a walk over rounds and not over requests.
     rounds: BTreeMap<(Urgency, u64), usize>,
-    clients: HashMap<(Urgency, Client), Turns>,
+    /// The keys are hashes already, as random as nobody could choose them.
+    clients: FxHashMap<(Urgency, Client), Turns>,
     /// Clients of which nobody waits, kept while their last turn was in the round being served: one that comes back
     /// at once, again and again, would else be served before everybody in the next round, for ever.
     resting: [Vec<Client>; 8],
@@ -184,6 +187,8 @@ impl Line {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use proptest::prelude::*;
 
     use super::*;

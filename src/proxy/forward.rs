@@ -3,7 +3,7 @@
 //! Every guard that the request holds (its place in the queue, its connection, its slot) is a local of [`forward`]; a
 //! client that goes away drops the future, and with it all of them.
 
-use std::{sync::atomic::Ordering::Relaxed, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use http::{Method, Request, Response, StatusCode, header::UPGRADE};
 use http_body_util::{BodyExt, Limited};
@@ -25,12 +25,10 @@ use crate::{
     rules::Rules,
     upstream::{
         Target,
-        exchange::{AnswerBody, Outgoing, Ready, Unanswered},
+        exchange::{ANSWER_DEADLINE, AnswerBody, Outgoing, Ready, Unanswered},
     },
 };
 
-/// An origin that sends nothing for this long, while nothing is sent to it either, is given up.
-const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
 /// A connection that has taken this long by a request's deadline is the reason for missing it.
 const SLOW_CONNECT: Duration = Duration::from_millis(900);
 /// How often a request may come back unsent before it is given up: each time a connection broke at the worst moment.
@@ -58,6 +56,7 @@ pub struct Terms {
 pub async fn forward(
     downstream: &Downstream,
     rules: &Rules,
+    governed: Option<&Arc<Destination>>,
     terms: Terms,
     request: Request<Outgoing>,
     target: Target,
@@ -65,7 +64,7 @@ pub async fn forward(
 ) -> Result<Response<Answer>, Error> {
     let longest = rules.settings().max_wait;
     let max_wait = terms.max_wait.map_or(longest, |w| w.min(longest));
-    match rules.destinations.governing(&target.authority.host) {
+    match governed {
         Some(destination) => {
             record.governed_by(destination.clone());
             if destination.config().dry_run {
@@ -123,7 +122,7 @@ async fn paced(
         destination.dispatched(&departure, arrived);
         record.queued();
         let repeat = (repeats > 0).then(|| repeatable(&request)).flatten();
-        match exchange(request, ready, record).await {
+        match ready.send(request).await {
             Ok((response, ready)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 return switch(
                     downstream,
@@ -287,7 +286,7 @@ async fn unpaced(
     let (proxy, switches) = (&downstream.proxy, request.headers().contains_key(UPGRADE));
     let mut ready = proxy.upstream.ready(target).await?;
     for _ in 0..=UNSENT_LIMIT {
-        match exchange(request, ready, record).await {
+        match ready.send(request).await {
             Ok((response, ready)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
                 return switch(downstream, switches, response, ready, None, record).await;
             }
@@ -298,26 +297,6 @@ async fn unpaced(
         ready = proxy.upstream.fresh(target).await?;
     }
     Err(Error::Terminated)
-}
-
-/// Sends the request and waits for the head of the answer. As long as the request's body moves, the origin has time.
-async fn exchange(
-    request: Request<Outgoing>,
-    ready: Ready,
-    record: &Record,
-) -> Result<(Response<hyper::body::Incoming>, Ready), Unanswered> {
-    let sent = record.sent();
-    let mut answer = std::pin::pin!(ready.send(request));
-    let mut before = sent.load(Relaxed);
-    loop {
-        match tokio::time::timeout(ANSWER_DEADLINE, answer.as_mut()).await {
-            Ok(outcome) => return outcome,
-            Err(_) if sent.load(Relaxed) == before => {
-                return Err(Unanswered::Failed(Error::ResponseTimeout));
-            }
-            Err(_) => before = sent.load(Relaxed),
-        }
-    }
 }
 
 /// An answer of 101: the connection is handed over and from now on passes bytes both ways. Nothing that the client sent

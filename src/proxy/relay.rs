@@ -1,5 +1,7 @@
 //! Passing bytes both ways, with what either side sent too early put back in front.
 
+mod passing;
+
 use std::{
     io,
     pin::Pin,
@@ -13,14 +15,11 @@ use std::{
 
 use bytes::{Buf as _, Bytes};
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional_with_sizes},
+    io::{AsyncRead, AsyncWrite, ReadBuf},
     time::Instant,
 };
 
-use crate::{downstream::socket::Socket, record::Record};
-
-/// Bytes under way in each direction.
-const BUFFER: usize = 32 * 1024;
+use crate::{downstream::socket::Socket, proxy::relay::passing::Passing, record::Record};
 
 /// A tunnel in which nothing moves for this long, either way, has been left by somebody. It is looked at from time to
 /// time only.
@@ -42,7 +41,15 @@ pub async fn relay<C, O>(
 {
     let (mut client, moved) = (client, Arc::<AtomicU64>::default());
     client.moved = Some(moved.clone());
-    let both = copy_bidirectional_with_sizes(&mut client, &mut origin, BUFFER, BUFFER);
+    let (mut sending, mut receiving) = (Passing::default(), Passing::default());
+    let both = std::future::poll_fn(|cx| {
+        let sent = sending.poll(&mut client, &mut origin, cx)?;
+        let received = receiving.poll(&mut origin, &mut client, cx)?;
+        match (sent, received) {
+            (Poll::Ready(sent), Poll::Ready(received)) => Poll::Ready(Ok((sent, received))),
+            _ => Poll::Pending,
+        }
+    });
     let abandoned = async {
         let opened = Instant::now();
         let (mut before, mut since) = (0, opened);
@@ -54,8 +61,8 @@ pub async fn relay<C, O>(
             }
         }
     };
-    let ended = tokio::select! {
-        ended = both => ended.ok(),
+    let ended: Option<(u64, u64)> = tokio::select! {
+        ended = both => io::Result::ok(ended),
         () = abandoned => None,
         () = outlived => {
             record.iter_mut().for_each(|r| r.broke_off("rules_changed"));

@@ -1,13 +1,14 @@
 //! What goes on in a tunnel once its 200 is sent: interception, or the passing of bytes.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{io, pin::Pin, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use rustls::ServerConfig;
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt as _},
     time::Instant,
 };
-use tokio_rustls::TlsAcceptor;
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use crate::{
     authority::{Authority, Host},
@@ -29,24 +30,27 @@ const HANDSHAKE_DEADLINE: Duration = Duration::from_secs(10);
 const TLS_HANDSHAKE: u8 = 0x16;
 
 /// Carries out what a CONNECT was promised, on the client's connection and what was already read from it.
-pub async fn run(
-    outer: &Downstream,
+///
+/// Boxed, each kind by itself, and within it each part that takes its turn: many tunnels are open at once, and one that
+/// waits for its first byte would have room for all that may come of it.
+pub fn run<'a>(
+    outer: &'a Downstream,
     promise: Promise,
     client: Socket,
     early: Bytes,
     drain: Signal,
-) {
+) -> Pin<Box<dyn Future<Output = ()> + Send + 'a>> {
     let client = Early::new(early, client);
-    let mut record = promise.record;
-    match promise.plan {
+    let Promise { plan, record } = promise;
+    match plan {
         Plan::Relay {
             origin,
             address,
             authority,
             user,
-            share: _share,
-        } => {
-            let _open = outer.proxy.metrics.tunnel();
+            share,
+        } => Box::pin(async move {
+            let (_open, _share) = (outer.proxy.metrics.tunnel(), share);
             let opened = Opened {
                 client: outer.client,
                 user: user.as_ref(),
@@ -54,12 +58,12 @@ pub async fn run(
                 kind: Kind::Relayed(address),
             };
             relay(client, origin, record, outer.outlived(&opened)).await;
-        }
+        }),
         Plan::Switched {
             origin,
             early,
             departure,
-        } => {
+        } => Box::pin(async move {
             let _under_way = departure;
             let authority = record.as_ref().and_then(Record::authority).cloned();
             let outlived = async {
@@ -69,49 +73,38 @@ pub async fn run(
                 }
             };
             relay(client, Early::new(early, *origin), record, outlived).await;
-        }
+        }),
         Plan::Intercept {
             authority,
             tls,
             user,
-            share: _share,
-        } => {
+            share,
+        } => Box::pin(async move {
+            let (_share, mut record) = (share, record);
+            let until = Instant::now() + HANDSHAKE_DEADLINE;
             let pinned = |scheme, sni| Pinned {
                 scheme,
                 authority: authority.clone(),
                 sni,
                 user: user.clone(),
             };
-            let until = Instant::now() + HANDSHAKE_DEADLINE;
             match client.first_byte(until).await {
                 Some(TLS_HANDSHAKE) => {
-                    let accepted =
-                        tokio::time::timeout_at(until, TlsAcceptor::from(tls).accept(client)).await;
-                    let stream = match accepted {
-                        Ok(Ok(stream)) => stream,
-                        Ok(Err(e)) => {
-                            record
-                                .iter_mut()
-                                .for_each(|r| r.broke_off("handshake_failed"));
-                            return handshake_failed(&outer.proxy, &authority.host, &e);
-                        }
-                        Err(_) => {
-                            record
-                                .iter_mut()
-                                .for_each(|r| r.broke_off("handshake_failed"));
-                            return;
-                        }
+                    let accepted = Box::pin(accept(outer, &authority, tls, client, until)).await;
+                    let Some(stream) = accepted else {
+                        record
+                            .iter_mut()
+                            .for_each(|r| r.broke_off("handshake_failed"));
+                        return;
                     };
                     let sni = stream.get_ref().1.server_name().map(Host::parse);
                     // A name that is no host name cannot be the tunnel's.
                     let Ok(sni) = sni.transpose() else { return };
-                    // Boxed: it is moved about, and there would be room for it in each place.
-                    let stream = Box::new(stream);
-                    serve(outer, pinned(Scheme::Https, sni), stream, drain).await;
+                    Box::pin(serve(outer, pinned(Scheme::Https, sni), stream, drain)).await;
                     record.iter_mut().for_each(Record::complete);
                 }
                 Some(letter) if letter.is_ascii_uppercase() => {
-                    serve(outer, pinned(Scheme::Http, None), client, drain).await;
+                    Box::pin(serve(outer, pinned(Scheme::Http, None), client, drain)).await;
                     record.iter_mut().for_each(Record::complete);
                 }
                 Some(_) => {
@@ -122,7 +115,27 @@ pub async fn run(
                 }
                 None => {}
             }
+        }),
+    }
+}
+
+/// Ends TLS, unless the handshake fails or takes too long.
+async fn accept(
+    outer: &Downstream,
+    authority: &Authority,
+    tls: Arc<ServerConfig>,
+    client: Early<Socket>,
+    until: Instant,
+) -> Option<Box<TlsStream<Early<Socket>>>> {
+    let accepting = TlsAcceptor::from(tls).accept(client);
+    match tokio::time::timeout_at(until, accepting).await {
+        // Boxed: it is moved about, and there would be room for it in each place.
+        Ok(Ok(stream)) => Some(Box::new(stream)),
+        Ok(Err(e)) => {
+            handshake_failed(&outer.proxy, &authority.host, &e);
+            None
         }
+        Err(_) => None,
     }
 }
 
@@ -161,7 +174,7 @@ where
                 None => std::future::pending().await,
             }
         };
-        relay(client, origin, promise.record, outlived).await;
+        Box::pin(relay(client, origin, promise.record, outlived)).await;
     }
 }
 

@@ -11,6 +11,7 @@ pub mod leases;
 pub mod session;
 pub mod sql;
 pub mod throttles;
+pub mod trail;
 mod watches;
 
 use std::{
@@ -27,6 +28,7 @@ use self::{
     keeper::Keeper,
     session::{Missing, Prepared, Reply, Session},
     sql::Table,
+    trail::Trails,
     watches::{Heard, Watches},
 };
 use crate::{
@@ -61,6 +63,7 @@ pub struct Postgres {
     clock: Arc<Mutex<ClockBounds>>,
     membership: Arc<Membership>,
     watches: Arc<Watches>,
+    trails: Trails,
     metrics: Arc<Metrics>,
 }
 
@@ -89,6 +92,7 @@ impl Postgres {
             clock: clock.clone(),
             membership: membership.clone(),
             watches: watches.clone(),
+            trails: Trails::default(),
             metrics: metrics.clone(),
         });
         let keeper = Keeper {
@@ -213,7 +217,8 @@ impl Postgres {
         };
         ask.lead = self.with_clock(|c| c.lead());
         let sent = LocalTime::now();
-        let reply = tokio::time::timeout(CALL_DEADLINE, session.reserve(key, throttle, &ask)).await;
+        let call = self.reserve_by_trail(session, key, throttle, &ask);
+        let reply = tokio::time::timeout(CALL_DEADLINE, call).await;
         let received = LocalTime::now();
         let outcome = reply
             .unwrap_or_else(|_| Err(StoreError::new(Reason::Timeout, "no reply from Postgres")));
@@ -233,6 +238,32 @@ impl Postgres {
                 Err(e)
             }
         }
+    }
+
+    /// One statement; two when the row has gone on from where it was looked for. Only a statement that certainly did nothing
+    /// is followed by another.
+    async fn reserve_by_trail(
+        &self,
+        session: &Session,
+        key: &str,
+        throttle: (&str, &str),
+        ask: &Ask,
+    ) -> Result<Reply, StoreError> {
+        if let Some(places) = self.trails.near(key) {
+            let reply = session.reserve_near(&places, key, throttle, ask).await?;
+            if let Some(reply) = reply {
+                if let Some(place) = reply.place {
+                    self.trails.seen(key, place, true);
+                }
+                return Ok(reply);
+            }
+            self.trails.missed(key);
+        }
+        let reply = session.reserve(key, throttle, ask).await?;
+        if let Some(place) = reply.place {
+            self.trails.seen(key, place, false);
+        }
+        Ok(reply)
     }
 
     /// Looks at the bounds of the store's clock.

@@ -192,12 +192,17 @@ const INTERIM_LIMIT: usize = 16;
 
 type Wire = Connection<TokioIo<Stream>, Outgoing>;
 
+/// An origin that sends nothing for this long, while nothing is sent to it either, is given up.
+pub const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
+
 /// A connection that a request can be written to.
 #[derive(Debug)]
 pub struct Ready {
     sender: SendRequest<Outgoing>,
     wire: Box<Wire>,
     ended: bool,
+    /// For the wait for an answer. It lives with the connection: to put a timer off is cheap, to set one up is not.
+    patience: Pin<Box<Sleep>>,
     target: Target,
     pool: Arc<Pool>,
 }
@@ -228,6 +233,7 @@ impl Ready {
             sender,
             wire: Box::new(wire),
             ended: false,
+            patience: Box::pin(sleep_until(Instant::now() + ANSWER_DEADLINE)),
             target,
             pool,
         })
@@ -270,7 +276,7 @@ impl Ready {
         (parts.io.into_inner(), parts.read_buf)
     }
 
-    /// Sends a request and waits for the head of its answer.
+    /// Sends a request and waits for the head of its answer. As long as the request's body moves, the origin has time.
     ///
     /// # Errors
     /// Nothing of the request was written, and it comes back; or it may have been, and the connection is gone.
@@ -283,19 +289,34 @@ impl Ready {
         hyper::ext::on_informational(&mut request, move |_| {
             seen.fetch_add(1, Relaxed);
         });
+        let sent = request.body().sent.clone();
+        let mut before = sent.load(Relaxed);
+        self.patience
+            .as_mut()
+            .reset(Instant::now() + ANSWER_DEADLINE);
         let mut answer = std::pin::pin!(self.sender.try_send_request(request));
         let outcome = std::future::poll_fn(|cx| {
             let _ = self.poll_end(cx);
-            let polled = answer.as_mut().poll(cx).map(Some);
-            match interim.load(Relaxed) {
-                ..=INTERIM_LIMIT => polled,
-                _ => Poll::Ready(None),
+            if interim.load(Relaxed) > INTERIM_LIMIT {
+                return Poll::Ready(Err(Error::BadResponse));
             }
+            if let Poll::Ready(outcome) = answer.as_mut().poll(cx) {
+                return Poll::Ready(Ok(outcome));
+            }
+            while self.patience.as_mut().poll(cx).is_ready() {
+                let now = sent.load(Relaxed);
+                if now == before {
+                    return Poll::Ready(Err(Error::ResponseTimeout));
+                }
+                before = now;
+                self.patience
+                    .as_mut()
+                    .reset(Instant::now() + ANSWER_DEADLINE);
+            }
+            Poll::Pending
         })
         .await;
-        let Some(outcome) = outcome else {
-            return Err(Unanswered::Failed(Error::BadResponse));
-        };
+        let outcome = outcome.map_err(Unanswered::Failed)?;
         match outcome {
             Ok(response) => Ok((response, self)),
             Err(mut e) => Err(match e.take_message() {

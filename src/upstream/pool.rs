@@ -50,10 +50,8 @@ impl Pool {
             let (since, mut ready) = {
                 let mut idle = self.idle.lock().unwrap_or_else(PoisonError::into_inner);
                 let of_target = idle.by_target.get_mut(target)?;
+                // An empty list stays, for it is most likely wanted again at once, until the next sweep.
                 let last = of_target.pop();
-                if of_target.is_empty() {
-                    idle.by_target.remove(target);
-                }
                 idle.len -= usize::from(last.is_some());
                 last?
             };
@@ -69,10 +67,14 @@ impl Pool {
         if idle.len >= IDLE_IN_ALL {
             return;
         }
-        let of_target = idle.by_target.entry(ready.target().clone()).or_default();
+        let Idle { by_target, len } = &mut *idle;
+        let of_target = match by_target.get_mut(ready.target()) {
+            Some(of_target) => of_target,
+            None => by_target.entry(ready.target().clone()).or_default(),
+        };
         if of_target.len() < IDLE_PER_TARGET {
             of_target.push((Instant::now(), ready));
-            idle.len += 1;
+            *len += 1;
         }
     }
 

@@ -110,7 +110,7 @@ impl Still {
                 && matches!(pooled.reserve, Prepared::Named(_)),
             "a direct connection is not known as such"
         );
-        pooled.reserve = Prepared::Unnamed(sql::reserve(&Table::new("shared_cache"), true));
+        pooled.reserve = Prepared::Unnamed(sql::reserve(&Table::new("shared_cache"), true, true));
         Still {
             _postgres: postgres,
             sql,
@@ -301,7 +301,7 @@ fn two_sessions_at_once_never_take_one_slot_twice() {
         open(&postgres.url()),
         open(&postgres.socket_url()),
     ];
-    sessions[1].reserve = Prepared::Unnamed(sql::reserve(&table, true));
+    sessions[1].reserve = Prepared::Unnamed(sql::reserve(&table, true, true));
     let mut granted: Vec<Granted> = thread::scope(|scope| {
         let takers: Vec<_> = sessions
             .iter()
@@ -331,7 +331,7 @@ fn the_clock_is_read_once_the_row_is_ours() {
     let (sql, mut session) = (postgres.sql(), open_after_table(&postgres));
     // However slow the machine, the wait ends with the lock and not by time-out.
     let limit = format!("'{}'", sql::LOCK_TIMEOUT_MS);
-    let patient = sql::reserve(&Table::new("shared_cache"), true).replace(&limit, "'30s'");
+    let patient = sql::reserve(&Table::new("shared_cache"), true, true).replace(&limit, "'30s'");
     let settings = session.client.batch_execute("SET lock_timeout = '30s'");
     runtime().block_on(settings).expect("a setting");
     for pooled in [false, true] {
@@ -367,7 +367,8 @@ fn a_row_that_stays_locked_fails_the_call_and_moves_nothing() {
     let (sql, mut session) = (postgres.sql(), open_after_table(&postgres));
     for pooled in [false, true] {
         if pooled {
-            session.reserve = Prepared::Unnamed(sql::reserve(&Table::new("shared_cache"), true));
+            session.reserve =
+                Prepared::Unnamed(sql::reserve(&Table::new("shared_cache"), true, true));
         }
         let before = take(&session, KEY, &ask(1, MILLISECOND));
         sql.run("BEGIN; UPDATE shared_cache SET value = value");
@@ -386,7 +387,8 @@ fn a_reservation_in_ignorance_of_the_throttle_takes_no_slot_and_brings_its_row()
     let ask = ask(20, SECOND);
     for pooled in [false, true] {
         if pooled {
-            session.reserve = Prepared::Unnamed(sql::reserve(&Table::new("shared_cache"), true));
+            session.reserve =
+                Prepared::Unnamed(sql::reserve(&Table::new("shared_cache"), true, true));
         }
         sql.run("DELETE FROM shared_cache");
         let before = take(&session, KEY, &ask);

@@ -19,6 +19,7 @@ mod doctor;
 mod drain;
 mod floods;
 mod framing;
+mod held;
 mod leaving;
 mod limits;
 mod metrics;

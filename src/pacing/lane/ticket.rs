@@ -51,6 +51,7 @@ impl Ticket {
                 {
                     waiter.waker = Some(cx.waker().clone());
                 }
+                self.lane.see_to(&mut core);
                 return Poll::Pending;
             }
             Some(turn) => turn,
@@ -75,9 +76,14 @@ impl Ticket {
         })
     }
 
-    /// The upstream connection is ready: a slot may be taken for this request.
+    /// The upstream connection is ready: a slot may be taken for this request. [`Ticket::next`] must be asked next, for
+    /// what there is to wait for is seen to there.
     pub fn ready(&self) {
-        self.lane.with_pacer(|core, _| core.pacer.ready(self.id));
+        let now = LocalTime::now();
+        let mut core = self.lane.lock();
+        core.pacer.ready(self.id);
+        // The caller asks for its turn next.
+        self.lane.advance(&mut core, now);
     }
 
     /// The upstream connection was lost; this request keeps its place while it makes another.

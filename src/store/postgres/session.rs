@@ -6,6 +6,7 @@
 
 use std::{
     io,
+    ops::Range,
     time::{Duration, SystemTime},
 };
 
@@ -14,7 +15,7 @@ use tokio::{
     task::JoinHandle,
 };
 use tokio_postgres::{
-    Client, NoTls, Statement,
+    Client, NoTls, Row, Statement,
     config::Host,
     tls::MakeTlsConnect,
     types::{ToSql, Type},
@@ -31,6 +32,7 @@ use super::{
     address::Address,
     error::{Reason, StoreError},
     sql::{self, Table},
+    trail::Place,
 };
 
 /// How long the whole of connecting to one address may take.
@@ -51,6 +53,8 @@ pub struct Session {
     pub client: Client,
     /// How the reservation is run.
     pub reserve: Prepared,
+    /// How it is run near a place; `None` where rows have no places that could be told.
+    pub reserve_near: Option<Prepared>,
     /// What the store's clock showed while the session was examined: sent, received, and its now.
     pub clock: Vec<(LocalTime, LocalTime, StoreTime)>,
 }
@@ -67,8 +71,12 @@ pub enum Prepared {
     Unnamed(String),
 }
 
+/// How many parameters a reservation has, and with places how many.
+const RESERVE: usize = 8;
+const RESERVE_NEAR: usize = RESERVE + 2;
+
 /// What the reservation's parameters are.
-const RESERVE_TYPES: [Type; 8] = [
+const RESERVE_TYPES: [Type; RESERVE] = [
     Type::TEXT,
     Type::INT8,
     Type::INT8,
@@ -79,6 +87,12 @@ const RESERVE_TYPES: [Type; 8] = [
     Type::TEXT,
 ];
 
+/// And those of one near a place.
+const RESERVE_NEAR_TYPES: [Type; RESERVE_NEAR] = {
+    let [a, b, c, d, e, f, g, h] = RESERVE_TYPES;
+    [a, b, c, d, e, f, g, h, Type::TID, Type::TID]
+};
+
 /// What a reservation brought back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reply {
@@ -88,6 +102,8 @@ pub struct Reply {
     pub granted: Option<Granted>,
     /// The throttle's row.
     pub throttle: Option<String>,
+    /// Where the cursor's row lies now, if that can be told.
+    pub place: Option<Place>,
 }
 
 /// What is done about a table that is missing.
@@ -211,18 +227,16 @@ async fn open_one(
         }
         Missing::MayBeMade | Missing::IsLeft => {}
     }
-    let text = sql::reserve(table, !direct);
-    let reserve = if direct {
-        client.batch_execute(&sql::session_settings()).await?;
-        Prepared::Named(Box::new(client.prepare_typed(&text, &RESERVE_TYPES).await?))
-    } else {
-        Prepared::Unnamed(text)
-    };
+    let has_places = has_places(&client, table).await?;
     let mut session = Session {
         client,
-        reserve,
+        reserve: Prepared::Unnamed(sql::reserve(table, !direct, has_places)),
+        reserve_near: has_places.then(|| Prepared::Unnamed(sql::reserve_near(table, !direct))),
         clock: Vec::new(),
     };
+    if direct {
+        session.prepare().await?;
+    }
     session.rehearse().await?;
     for _ in 0..CLOCK_SAMPLES {
         let sent = LocalTime::now();
@@ -237,6 +251,16 @@ async fn open_one(
 }
 
 impl Session {
+    /// Makes the settings, and named statements of the unnamed ones; for a session that is ours alone.
+    async fn prepare(&mut self) -> Result<(), StoreError> {
+        self.client.batch_execute(&sql::session_settings()).await?;
+        self.reserve.name(&self.client, &RESERVE_TYPES).await?;
+        if let Some(near) = &mut self.reserve_near {
+            near.name(&self.client, &RESERVE_NEAR_TYPES).await?;
+        }
+        Ok(())
+    }
+
     /// Takes slots from the cursor `key`: one statement, one round trip. None are taken when the throttle's row begins with
     /// another word than the one given with its key.
     ///
@@ -248,9 +272,9 @@ impl Session {
         (throttle, word): (&str, &str),
         ask: &Ask,
     ) -> Result<Reply, StoreError> {
-        let span = ask.interval.saturating_mul(Nanos::from(ask.slots));
+        let span = span(ask);
         let floor = ask.floor.map(|t| t.0);
-        let params: [&(dyn ToSql + Sync); 8] = [
+        let params: [&(dyn ToSql + Sync); RESERVE] = [
             &key,
             &span,
             &ask.lead,
@@ -260,30 +284,46 @@ impl Session {
             &throttle,
             &word,
         ];
-        let row = match &self.reserve {
-            Prepared::Named(statement) => self.client.query_one(&**statement, &params).await?,
-            Prepared::Unnamed(text) => {
-                let typed: Vec<_> = params.into_iter().zip(RESERVE_TYPES).collect();
-                let rows = self.client.query_typed(text, &typed).await?;
-                rows.into_iter().next().ok_or_else(|| {
-                    StoreError::new(Reason::Other, "the reservation returned no row")
-                })?
-            }
+        let row = self
+            .reserve
+            .run(&self.client, params, RESERVE_TYPES)
+            .await?
+            .ok_or_else(|| StoreError::new(Reason::Other, "the reservation returned no row"))?;
+        reply(&row, ask)
+    }
+
+    /// The same from a row that lies at one of `places`. `None`, and nothing done, when it does not.
+    ///
+    /// # Errors
+    /// As above.
+    pub async fn reserve_near(
+        &self,
+        places: &Range<Place>,
+        key: &str,
+        (throttle, word): (&str, &str),
+        ask: &Ask,
+    ) -> Result<Option<Reply>, StoreError> {
+        let Some(statement) = &self.reserve_near else {
+            return Ok(None);
         };
-        let (end, now) = (
-            row.try_get::<_, Option<i64>>(0)?,
-            store_time(row.try_get(1)?),
-        );
-        Ok(Reply {
-            now,
-            granted: end.map(|end| Granted {
-                now,
-                start: StoreTime(end.saturating_sub(span)),
-                slots: ask.slots,
-                interval: ask.interval,
-            }),
-            throttle: row.try_get(2)?,
-        })
+        let span = span(ask);
+        let floor = ask.floor.map(|t| t.0);
+        let params: [&(dyn ToSql + Sync); RESERVE_NEAR] = [
+            &key,
+            &span,
+            &ask.lead,
+            &floor,
+            &ask.horizon,
+            &ask.held,
+            &throttle,
+            &word,
+            &places.start,
+            &places.end,
+        ];
+        let row = statement
+            .run(&self.client, params, RESERVE_NEAR_TYPES)
+            .await?;
+        row.map(|row| reply(&row, ask)).transpose()
     }
 
     /// Runs a reservation and takes it back. A table that does not fit, a missing privilege and a server that only
@@ -303,6 +343,54 @@ impl Session {
         self.client.batch_execute("ROLLBACK").await?;
         outcome.map(drop)
     }
+}
+
+impl Prepared {
+    /// Prepares an unnamed statement under a name.
+    async fn name(&mut self, client: &Client, types: &[Type]) -> Result<(), StoreError> {
+        if let Prepared::Unnamed(text) = self {
+            *self = Prepared::Named(Box::new(client.prepare_typed(text, types).await?));
+        }
+        Ok(())
+    }
+
+    /// Its row, if it answers with one.
+    async fn run<const N: usize>(
+        &self,
+        client: &Client,
+        params: [&(dyn ToSql + Sync); N],
+        types: [Type; N],
+    ) -> Result<Option<Row>, StoreError> {
+        Ok(match self {
+            Prepared::Named(statement) => client.query_opt(&**statement, &params).await?,
+            Prepared::Unnamed(text) => {
+                let typed: Vec<_> = params.into_iter().zip(types).collect();
+                client.query_typed(text, &typed).await?.into_iter().next()
+            }
+        })
+    }
+}
+
+fn span(ask: &Ask) -> Nanos {
+    ask.interval.saturating_mul(Nanos::from(ask.slots))
+}
+
+fn reply(row: &Row, ask: &Ask) -> Result<Reply, StoreError> {
+    let (end, now) = (
+        row.try_get::<_, Option<i64>>(0)?,
+        store_time(row.try_get(1)?),
+    );
+    Ok(Reply {
+        now,
+        granted: end.map(|end| Granted {
+            now,
+            start: StoreTime(end.saturating_sub(span(ask))),
+            slots: ask.slots,
+            interval: ask.interval,
+        }),
+        throttle: row.try_get(2)?,
+        place: row.try_get(3)?,
+    })
 }
 
 /// What Postgres's clock showed, which tokio-postgres gives as if it were this machine's.
@@ -363,6 +451,14 @@ async fn is_there(client: &Client, table: &Table) -> Result<bool, StoreError> {
     let name = table.quoted().to_owned();
     let row = client
         .query_typed("SELECT to_regclass($1) IS NOT NULL", &[(&name, Type::TEXT)])
+        .await?;
+    Ok(row.first().is_some_and(|r| r.get(0)))
+}
+
+async fn has_places(client: &Client, table: &Table) -> Result<bool, StoreError> {
+    let name = table.quoted().to_owned();
+    let row = client
+        .query_typed(sql::HAS_PLACES, &[(&name, Type::TEXT)])
         .await?;
     Ok(row.first().is_some_and(|r| r.get(0)))
 }

@@ -42,6 +42,36 @@ fn pipelined_requests_are_paced_one_by_one_and_answered_in_order() {
 }
 
 #[test]
+fn a_connection_on_which_nothing_was_asked_for_a_while_goes_on_as_before() {
+    // Longer than it takes to let go of the codec.
+    let rest = Duration::from_millis(300);
+    for form in FORMS {
+        let scene = Scene::new();
+        for path in ["/p0", "/p1", "/p2", "/p3"] {
+            answers(&scene, form, path);
+        }
+        let mut session = scene.open(form);
+        let asked = |path: &str| format!("GET {{at}}{path} HTTP/1.1\r\nHost: {{host}}\r\n\r\n");
+        scene.send(form, &mut session, &asked("/p0"));
+        assert_eq!(session.answer().unwrap().text(), "/p0", "{form:?}");
+
+        assert_eq!(session.hear(1, rest), b"", "{form:?}");
+        scene.send(form, &mut session, &(asked("/p1") + &asked("/p2")));
+        assert_eq!(session.answer().unwrap().text(), "/p1", "{form:?}");
+        assert_eq!(session.answer().unwrap().text(), "/p2", "{form:?}");
+
+        assert_eq!(session.hear(1, rest), b"", "{form:?}");
+        let whole = asked("/p3");
+        let (begin, end) = whole.split_at(whole.len() - 3);
+        scene.send(form, &mut session, begin);
+        assert_eq!(session.hear(1, rest), b"", "{form:?}");
+        scene.send(form, &mut session, end);
+        assert_eq!(session.answer().unwrap().text(), "/p3", "{form:?}");
+        assert_eq!(scene.out_of_step(form, &mut session), None, "{form:?}");
+    }
+}
+
+#[test]
 fn pipelined_requests_with_bodies_keep_them_apart() {
     for form in FORMS {
         let scene = Scene::new();
