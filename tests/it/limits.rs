@@ -451,7 +451,7 @@ fn an_admin_listener_that_others_reach_without_a_token_is_told_of_and_takes_no_c
     let replica = Replica::spawn(&site, "open", command);
     let log = replica.stderr();
     assert!(
-        log.contains("WARN") && log.contains("whoever reaches it can read metrics"),
+        log.contains("WARN") && log.contains("whoever reaches 0.0.0.0:0 can read metrics"),
         "{log}"
     );
 }
