@@ -13,9 +13,6 @@ use paceline::{
     store::postgres,
 };
 
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn env(name: &str) -> Option<String> {
     std::env::var(name).ok()
 }

@@ -27,7 +27,7 @@ use crate::bed::{
 };
 
 /// How much memory a table may leave behind: what allocators keep, but no leak of a row.
-const GROWTH: u64 = 32 << 20;
+const GROWTH: u64 = 10 << 20;
 /// Rows that are under way at one time.
 const AT_ONCE: usize = 8;
 /// A tunnel that says nothing more for this long has said all.
