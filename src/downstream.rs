@@ -1,41 +1,33 @@
 //! Serves HTTP/1.1 on one byte stream: a client's connection, or the inside of an intercepted tunnel.
 //!
-//! The codec is hyper's. What is added here is time: a connection that sends nothing, sends its head too slowly, or
-//! idles too long is ended, and one that is drained announces it with its last answer. What is added below the codec
-//! is suspicion: see [`framing`].
+//! What is said there is read and written by [`connection`]. What is added here is time: a connection that sends nothing,
+//! sends its head too slowly, idles too long or takes nothing is ended, one whose client has left is not answered, and one
+//! that is drained announces it with its last answer.
 
+pub mod connection;
 pub mod framing;
+pub mod incoming;
 mod rarely;
 pub mod socket;
-pub mod watched;
 
 use std::{
-    convert::Infallible,
+    io,
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::Relaxed},
-    },
-    task::Poll,
+    sync::Arc,
+    task::{Context, Poll},
     time::Duration,
 };
 
 use bytes::Bytes;
-use http::{HeaderValue, StatusCode, header::CONNECTION};
-use hyper::{
-    server::conn::http1::{self, Parts},
-    service::service_fn,
-};
-use hyper_util::rt::TokioIo;
 use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
-    time::{Instant, sleep, timeout},
+    io::{AsyncRead, AsyncWrite},
+    time::{Instant, Sleep, sleep, timeout},
 };
 
 use crate::{
     downstream::{
+        connection::{Answering, Asked, BrokenOff, Connection},
         rarely::Rarely,
-        watched::{Phase, Watch, Watched},
     },
     drain::Signal,
     proxy::Downstream,
@@ -45,16 +37,14 @@ use crate::{
 pub const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 /// A kept-alive connection may wait this long for its next request: longer than any client keeps its own.
 const IDLE_DEADLINE: Duration = Duration::from_secs(600);
-/// A connection without a request for this long lets go of the codec and its buffers until the next comes.
+/// A connection without a request for this long lets go of its buffers until the next comes.
 const DOZE_AFTER: Duration = Duration::from_millis(100);
 
 /// A client that takes none of its answer for this long is given up.
 const BLOCKED_DEADLINE: Duration = Duration::from_secs(60);
 /// A drain leaves a connection on which nothing is being answered this long: a request may be on its way, and its answer
-/// announces the end, while the codec would end the connection under it.
+/// announces the end.
 const LAST_REQUEST: Duration = Duration::from_secs(1);
-/// How often such a connection is looked at.
-const LOOK_FOR_LAST: Duration = Duration::from_millis(10);
 /// How often a client is looked for whose bytes are not being read.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
@@ -84,46 +74,7 @@ pub async fn serve<I>(stream: I, downstream: Arc<Downstream>, mut drain: Signal)
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let watch = Watch::new();
-    let leaving = Arc::new(AtomicBool::new(false));
-    let service = {
-        let (downstream, watch) = (downstream.clone(), watch.clone());
-        let leaving = leaving.clone();
-        service_fn(move |request| {
-            let (busy, verdict) = watch.begin();
-            let answer = downstream.clone().serve(request, verdict);
-            let (downstream, watch) = (downstream.clone(), watch.clone());
-            let leaving = leaving.clone();
-            async move {
-                let mut answer = answer.await?;
-                if answer.status() == StatusCode::SWITCHING_PROTOCOLS {
-                    watch.switched();
-                } else if leaving.load(Relaxed) && !downstream.has_promise() {
-                    let close = HeaderValue::from_static("close");
-                    answer.headers_mut().insert(CONNECTION, close);
-                }
-                answer.body_mut().keep(busy);
-                Ok::<_, Infallible>(answer)
-            }
-        })
-    };
-    let codec = |stream, service| {
-        let connection = http1::Builder::new()
-            // Else it reads on while a request waits, to see the client leave, with 8 KiB for each; the socket tells as well.
-            .half_close(true)
-            .auto_date_header(false)
-            .preserve_header_case(true)
-            .max_headers(framing::FIELD_LIMIT)
-            .max_header_size(framing::HEAD_LIMIT)
-            .header_read_timeout(None)
-            .serve_connection(stream, service);
-        Box::new(connection)
-    };
-    let stream = TokioIo::new(Watched::new(stream, watch.clone()));
-    let mut connection = codec(stream, service);
-    let (mut seen, mut since) = ((Phase::New, 0, None), Instant::now());
-    let (mut draining, mut looking) = (false, false);
-    let (mut resting, mut rested) = (false, 0);
+    let connection = Connection::new(stream);
     // The inside of a tunnel ends, once it is idle, when the rules no longer allow what it was opened for.
     let outlived = async {
         match downstream.opened() {
@@ -134,187 +85,294 @@ where
             None => std::future::pending().await,
         }
     };
-    let outlived = std::pin::pin!(outlived);
-    let mut outlived = Rarely::new(outlived);
-    // Looked at from time to time only: setting a timer anew for each request would cost more than it is worth.
-    let mut round = std::pin::pin!(sleep(HEAD_DEADLINE));
-    // Runs only while nothing is answered, so it is set anew a few times a second at the most.
-    let mut doze = std::pin::pin!(sleep(Duration::ZERO));
-    let leave = std::pin::pin!(time_to_leave(&mut drain, &watch, &leaving));
-    let mut leave = Rarely::new(leave);
-    loop {
-        let step = std::future::poll_fn(|cx| match Pin::new(&mut *connection).poll(cx) {
-            Poll::Ready(end) => Poll::Ready(Step::Ended(end)),
-            Poll::Pending if !looking && watch.is_inattentive() => {
-                match downstream.socket.poll_first_byte(cx) {
-                    Poll::Ready(Ok(Some(_))) => Poll::Ready(Step::Look),
-                    Poll::Ready(Ok(None) | Err(_)) => Poll::Ready(Step::Left),
-                    Poll::Pending => Poll::Pending,
-                }
-            }
-            Poll::Pending if !resting && watch.is_at_rest() => Poll::Ready(Step::Rest),
-            Poll::Pending if watch.phase() == Phase::Head => {
-                let head = (Phase::Head, watch.served());
-                if head == (seen.0, seen.1) {
-                    Poll::Pending
-                } else {
-                    Poll::Ready(Step::Head(head.1))
-                }
-            }
-            Poll::Pending => Poll::Pending,
-        });
+    let leave = async {
         tokio::select! {
-            biased;
-            step = step => match step {
-                Step::Ended(end) => {
-                    if end.is_err_and(|e| e.is_user()) {
-                        // An answer broke off. An orderly end would make a whole one of it for clients that read to
-                        // the end of the stream.
-                        downstream.socket.reset_when_closed();
-                        return None;
-                    }
-                    let parts = connection.into_parts();
-                    let (stream, early) = parts.io.into_inner().into_parts(parts.read_buf);
-                    if downstream.has_promise() {
-                        return Some(Rest { stream, early });
-                    }
-                    linger(stream).await;
-                    return None;
-                }
-                // With the connection go the requests on it: what waits is not sent, what is under way is broken off.
-                Step::Left => return None,
-                Step::Look => looking = true,
-                Step::Rest => {
-                    (resting, rested) = (true, watch.served());
-                    doze.as_mut().reset(Instant::now() + DOZE_AFTER);
-                }
-                // A head that does not come whole has a time of its own, from its first byte.
-                Step::Head(number) => {
-                    (seen, since) = ((Phase::Head, number, None), Instant::now());
-                    round.as_mut().reset(since + HEAD_DEADLINE);
-                }
-            },
-            () = &mut leave, if !draining => {
-                draining = true;
-                Pin::new(&mut *connection).graceful_shutdown();
+            () = drain.started() => LAST_REQUEST,
+            () = outlived => Duration::ZERO,
+        }
+    };
+    let leave = std::pin::pin!(leave);
+    let mut leave = Leave {
+        signal: Rarely::new(leave),
+        by: None,
+    };
+    let mut timer = std::pin::pin!(sleep(HEAD_DEADLINE));
+    let mut first = true;
+    loop {
+        let patience = match std::mem::take(&mut first) {
+            true => HEAD_DEADLINE,
+            false => IDLE_DEADLINE,
+        };
+        let next = next(
+            &connection,
+            &downstream,
+            patience,
+            &mut leave,
+            timer.as_mut(),
+        );
+        let Asked {
+            request,
+            verdict,
+            form,
+        } = match next.await {
+            Next::Asked(asked) => asked,
+            Next::Ended => {
+                linger(&connection).await;
+                return None;
             }
-            () = &mut outlived, if !draining => {
-                draining = true;
-                Pin::new(&mut *connection).graceful_shutdown();
+            Next::TooSlow => {
+                let _ = timeout(LINGER_DEADLINE, connection.say(TOO_SLOW)).await;
+                linger(&connection).await;
+                return None;
             }
-            () = sleep(LOOK_EVERY), if looking => {
-                looking = watch.is_inattentive();
-                if looking && downstream.socket.has_left() {
-                    return None;
-                }
+            Next::Forgotten => return None,
+        };
+        // Boxed, so that a connection has room for a request only while it has one.
+        let serving = Box::pin(downstream.clone().serve(request, verdict));
+        let mut attention = Attention::new(&connection, &downstream);
+        let answer = attention
+            .to(&mut leave, timer.as_mut(), serving)
+            .await
+            .ok()?;
+        let last = leave.by.is_some() && !downstream.has_promise();
+        let mut answering = connection.begin(answer, form, last);
+        let sending = Sending {
+            connection: &connection,
+            answering: &mut answering,
+        };
+        match attention.to(&mut leave, timer.as_mut(), sending).await {
+            Ok(Ok(())) => {}
+            Ok(Err(BrokenOff)) => {
+                // An orderly end would make a whole answer of it for clients that read to the end of the stream.
+                downstream.socket.reset_when_closed();
+                return None;
             }
-            () = doze.as_mut(), if resting => {
-                resting = false;
-                if draining || !watch.is_at_rest() || watch.served() != rested {
-                    continue;
-                }
-                // The codec's buffers are most of what a connection takes, and there are many that rest. What the codec
-                // knows beyond one request is in the stream below it.
-                let Parts { io, service, .. } = unboxed(connection).into_parts();
-                let patience = match watch.phase() {
-                    Phase::New => HEAD_DEADLINE,
-                    _ => IDLE_DEADLINE,
-                };
-                let woken = tokio::select! {
-                    biased;
-                    _ = downstream.socket.first_byte() => Woken::Spoken,
-                    () = &mut leave => Woken::Leaving,
-                    () = &mut outlived => Woken::Leaving,
-                    () = sleep(patience) => Woken::Forgotten,
-                };
-                connection = codec(io, service);
-                round.as_mut().reset(Instant::now() + HEAD_DEADLINE);
-                match woken {
-                    Woken::Spoken => {}
-                    Woken::Leaving => {
-                        draining = true;
-                        Pin::new(&mut *connection).graceful_shutdown();
-                    }
-                    Woken::Forgotten => return None,
-                }
-            }
-            () = round.as_mut() => {
-                round.as_mut().reset(Instant::now() + HEAD_DEADLINE);
-                let now = (watch.phase(), watch.served(), watch.blocked());
-                let patience = match now {
-                    (Phase::New | Phase::Head, ..) => Duration::ZERO,
-                    // A client that takes nothing of its answer holds the origin's connection and a place among those
-                    // under way.
-                    (_, _, Some(_)) => BLOCKED_DEADLINE,
-                    (Phase::Busy, ..) => Duration::MAX,
-                    (Phase::Idle, ..) => IDLE_DEADLINE,
-                };
-                if now != seen {
-                    (seen, since) = (now, Instant::now());
-                } else if since.elapsed() >= patience {
-                    // The same for a whole round, or for as long as such a state may last.
-                    if now.0 == Phase::Head {
-                        let parts = connection.into_parts();
-                        let mut stream = parts.io.into_inner().into_parts(parts.read_buf).0;
-                        let _ = timeout(LINGER_DEADLINE, stream.write_all(TOO_SLOW)).await;
-                        linger(stream).await;
-                    }
-                    return None;
-                }
-            }
+            Err(Gone) => return None,
+        }
+        let kept = answering.kept;
+        drop(answering);
+        if downstream.has_promise() {
+            return connection.into_rest();
+        }
+        if !kept || !connection.go_on() {
+            linger(&connection).await;
+            return None;
         }
     }
 }
 
-/// Out of its box, and the box is gone: moved out of in place, it would stay for as long as its variable.
-#[allow(clippy::boxed_local, reason = "that it is boxed is the point")]
-fn unboxed<T>(boxed: Box<T>) -> T {
-    *boxed
+/// When it is time to go: the answer under way is the last, and where there is none, the connection ends soon.
+struct Leave<F> {
+    signal: Rarely<F>,
+    by: Option<Instant>,
 }
 
-/// Resolves when the codec may be told to finish.
-async fn time_to_leave(drain: &mut Signal, watch: &Watch, leaving: &AtomicBool) {
-    drain.started().await;
-    leaving.store(true, Relaxed);
-    let end = Instant::now() + LAST_REQUEST;
-    while watch.phase() != Phase::Busy && Instant::now() < end {
-        sleep(LOOK_FOR_LAST).await;
+impl<F: Future<Output = Duration> + Unpin> Leave<F> {
+    fn poll(&mut self, cx: &mut Context<'_>) {
+        if self.by.is_none()
+            && let Poll::Ready(grace) = Pin::new(&mut self.signal).poll(cx)
+        {
+            self.by = Some(Instant::now() + grace);
+        }
     }
 }
 
-/// What a poll of the connection came to.
-enum Step {
-    Ended(hyper::Result<()>),
-    /// The client has gone away while its request was being answered.
-    Left,
-    /// There are bytes of the client that nobody reads, and its end may stand behind them.
-    Look,
-    /// Nothing is to be done until the client says something.
-    Rest,
-    /// A part of a head has come, behind so many requests.
-    Head(u64),
-}
-
-/// What ends the rest of a connection.
-enum Woken {
-    /// The client has said something, or gone away.
-    Spoken,
-    /// It is time to go.
-    Leaving,
+/// What comes of waiting for a request.
+enum Next {
+    Asked(Asked),
+    /// The client has said that it will send nothing more, or it is time to go.
+    Ended,
+    /// The head did not come to its end.
+    TooSlow,
     /// Nobody has said anything for long.
     Forgotten,
 }
 
+/// Waits for a request, its first byte for as long as `patience` says.
+async fn next<I, F>(
+    connection: &Connection<I>,
+    downstream: &Downstream,
+    patience: Duration,
+    leave: &mut Leave<F>,
+    mut timer: Pin<&mut Sleep>,
+) -> Next
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    F: Future<Output = Duration> + Unpin,
+{
+    let since = Instant::now();
+    let mut until = since + patience;
+    // A connection that rests has no buffers: they are most of what it takes, and there are many that rest.
+    let mut doze = Some(since + DOZE_AFTER);
+    let (mut begun, mut resting) = (false, false);
+    std::future::poll_fn(|cx| {
+        if resting {
+            resting = downstream.socket.poll_first_byte(cx).is_pending();
+        }
+        if !resting {
+            match connection.poll_asked(cx) {
+                Poll::Ready(Some(asked)) => return Poll::Ready(Next::Asked(asked)),
+                Poll::Ready(None) => return Poll::Ready(Next::Ended),
+                Poll::Pending => {}
+            }
+            if !begun && connection.has_begun() {
+                // A head that does not come whole has a time of its own, from its first byte.
+                begun = true;
+                until = Instant::now() + HEAD_DEADLINE;
+                doze = None;
+            }
+        }
+        leave.poll(cx);
+        loop {
+            let mut due = doze.map_or(until, |doze| doze.min(until));
+            due = leave.by.map_or(due, |by| by.min(due));
+            if !poll_due(timer.as_mut(), due, cx) {
+                return Poll::Pending;
+            }
+            let now = Instant::now();
+            match leave.by {
+                Some(by) if by <= now => return Poll::Ready(Next::Ended),
+                _ if until <= now && begun => return Poll::Ready(Next::TooSlow),
+                _ if until <= now => return Poll::Ready(Next::Forgotten),
+                _ => {}
+            }
+            if doze.take_if(|doze| *doze <= now).is_some() {
+                connection.rest();
+                resting = downstream.socket.poll_first_byte(cx).is_pending();
+                if !resting {
+                    cx.waker().wake_by_ref();
+                }
+            }
+        }
+    })
+    .await
+}
+
+/// Whether `due` has come; else who asks is woken then, or before. A timer that runs is moved only to an earlier time:
+/// to set it anew with each request would cost more than a few wake-ups for nothing.
+fn poll_due(mut timer: Pin<&mut Sleep>, due: Instant, cx: &mut Context<'_>) -> bool {
+    if due < timer.deadline() {
+        timer.as_mut().reset(due);
+    }
+    while timer.as_mut().poll(cx).is_ready() {
+        if due <= Instant::now() {
+            return true;
+        }
+        timer.as_mut().reset(due);
+    }
+    false
+}
+
+/// The client has left, or takes nothing of its answer. With the connection go the requests on it: what waits is not
+/// sent, what is under way is broken off.
+struct Gone;
+
+/// Sees a client leave whose request is being answered.
+struct Attention<'c, I> {
+    connection: &'c Connection<I>,
+    downstream: &'c Downstream,
+    /// There are bytes of the client that nobody reads, and its end may stand behind them.
+    looking: Option<Pin<Box<Sleep>>>,
+    /// Since when it has taken nothing, though there is something to take. Who is slow has nearly always some to take.
+    blocked: Option<Instant>,
+}
+
+impl<'c, I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Attention<'c, I> {
+    fn new(connection: &'c Connection<I>, downstream: &'c Downstream) -> Self {
+        Attention {
+            connection,
+            downstream,
+            looking: None,
+            blocked: None,
+        }
+    }
+
+    /// Does `work` unless the client leaves before.
+    async fn to<W, F>(
+        &mut self,
+        leave: &mut Leave<F>,
+        mut timer: Pin<&mut Sleep>,
+        mut work: W,
+    ) -> Result<W::Output, Gone>
+    where
+        W: Future + Unpin,
+        F: Future<Output = Duration> + Unpin,
+    {
+        std::future::poll_fn(|cx| {
+            leave.poll(cx);
+            if let Poll::Ready(done) = Pin::new(&mut work).poll(cx) {
+                return Poll::Ready(Ok(done));
+            }
+            if self.has_left(cx) || self.is_stuck(timer.as_mut(), cx) {
+                return Poll::Ready(Err(Gone));
+            }
+            Poll::Pending
+        })
+        .await
+    }
+
+    fn has_left(&mut self, cx: &mut Context<'_>) -> bool {
+        let socket = &self.downstream.socket;
+        if self.connection.is_reading() {
+            self.looking = None;
+            return false;
+        }
+        if self.looking.is_none() {
+            match socket.poll_first_byte(cx) {
+                Poll::Pending => return false,
+                Poll::Ready(Ok(None) | Err(_)) => return true,
+                Poll::Ready(Ok(Some(_))) => {}
+            }
+        }
+        let looking = self
+            .looking
+            .get_or_insert_with(|| Box::pin(sleep(LOOK_EVERY)));
+        while looking.as_mut().poll(cx).is_ready() {
+            if socket.has_left() {
+                return true;
+            }
+            looking.as_mut().reset(Instant::now() + LOOK_EVERY);
+        }
+        false
+    }
+
+    fn is_stuck(&mut self, timer: Pin<&mut Sleep>, cx: &mut Context<'_>) -> bool {
+        let since = match (self.connection.blocked(), self.blocked) {
+            (None, _) => {
+                self.blocked = None;
+                return false;
+            }
+            (Some(false), Some(since)) => since,
+            (Some(_), _) => *self.blocked.insert(Instant::now()),
+        };
+        poll_due(timer, since + BLOCKED_DEADLINE, cx)
+    }
+}
+
+/// Sends an answer to its end.
+struct Sending<'c, I> {
+    connection: &'c Connection<I>,
+    answering: &'c mut Answering,
+}
+
+impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Future for Sending<'_, I> {
+    type Output = Result<(), BrokenOff>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let connection = self.connection;
+        connection.poll_answer(self.answering, cx)
+    }
+}
+
 /// Says that we are done, then reads and forgets what the peer still sends, until it closes too. Closing with unread
 /// bytes would make the kernel reset the connection, and the peer lose our last answer (RFC 9112 section 9.6).
-async fn linger<I: AsyncRead + AsyncWrite + Unpin>(mut stream: I) {
-    // The codec has done so already, but not after a CONNECT or an upgrade: it leaves the stream to its caller then.
-    let _ = timeout(LINGER_DEADLINE, stream.shutdown()).await;
+async fn linger<I: AsyncRead + AsyncWrite + Unpin + Send + 'static>(connection: &Connection<I>) {
+    let _: Result<io::Result<()>, _> = timeout(LINGER_DEADLINE, connection.shutdown()).await;
     // Not in the future: each connection would carry it from its beginning.
     let mut scrap = vec![0; 4096];
     let drained = async {
         for _ in 0..LINGER_READS {
-            if !matches!(stream.read(&mut scrap).await, Ok(1..)) {
+            if !connection.forget(&mut scrap).await {
                 return;
             }
         }

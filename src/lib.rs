@@ -16,6 +16,7 @@ pub mod downstream;
 pub mod drain;
 pub mod error;
 pub mod headers;
+pub mod http1;
 pub mod listener;
 pub mod log;
 pub mod membership;

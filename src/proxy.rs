@@ -11,7 +11,6 @@ pub mod relay;
 pub mod tunnel;
 
 use std::{
-    convert::Infallible,
     fmt::Write as _,
     hash::{BuildHasher as _, RandomState},
     net::IpAddr,
@@ -25,12 +24,12 @@ use http::{
     },
 };
 use http_body::Body as _;
-use hyper::{body::Incoming, ext::ReasonPhrase};
+use hyper::ext::ReasonPhrase;
 
 use crate::{
     authority::{Authority, Host},
     config,
-    downstream::socket::Socket,
+    downstream::{incoming::Incoming, socket::Socket},
     drain::Signal,
     error::Error,
     headers,
@@ -127,14 +126,11 @@ enum Wish {
 impl Downstream {
     /// Answers one request, with a refusal where the `verdict` on its form is one. Never fails: every error is an
     /// answer.
-    ///
-    /// # Errors
-    /// None; the type is what the codec wants.
     pub async fn serve(
         self: Arc<Self>,
         request: Request<Incoming>,
         verdict: Result<(), Error>,
-    ) -> Result<Response<Answer>, Infallible> {
+    ) -> Response<Answer> {
         let user = self.pinned.as_ref().and_then(|p| p.user.clone());
         let mut record = Record::new(
             self.proxy.metrics.clone(),
@@ -148,11 +144,10 @@ impl Downstream {
         let rules = self.proxy.in_force.now();
         let ruling = self.ruling(&rules);
         let outcome = match verdict {
-            // Boxed, so that a connection has room for a request only while it has one.
-            Ok(()) => Box::pin(self.carry(&rules, ruling, request, &mut record)).await,
+            Ok(()) => self.carry(&rules, ruling, request, &mut record).await,
             Err(e) => Err(e),
         };
-        Ok(match outcome {
+        match outcome {
             // A tunnel's record ends with the tunnel, any other with the body of its answer.
             Ok(response) if self.has_promise() => {
                 if let Some(promise) =
@@ -184,7 +179,7 @@ impl Downstream {
                 record.failed(&e, Some(response.status()));
                 response
             }
-        })
+        }
     }
 
     /// What the rules say of this connection. They may be others than those it was let in by.

@@ -161,7 +161,7 @@ impl Upstream {
         let way = self.way();
         let made = async {
             let stream = way.dialer.stream(target).await?;
-            Ready::handshake(stream, target.clone(), way.pool.clone()).await
+            Ok(Ready::new(stream, target.clone(), way.pool.clone()))
         };
         // Boxed: a request that waits for its turn would have room for a dialling, which most never do.
         Box::pin(tokio::time::timeout(READY_DEADLINE, made))

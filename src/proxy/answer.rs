@@ -12,7 +12,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 
 use crate::{
-    downstream::watched::Busy, error::Error, pacing::lane::Departure, record::Record,
+    error::Error, http1::head::Spelling, pacing::lane::Departure, record::Record,
     upstream::exchange::AnswerBody,
 };
 
@@ -22,12 +22,8 @@ pub struct Answer {
     source: Source,
     /// The source said that it has no more; bodies of unknown length say it no other way.
     ended: bool,
-    /// An error that is given only at the next asking: by then the codec has sent what came before it. It drops what it
-    /// still holds when a body breaks off, and a client that gets nothing at all asks again.
-    broken: Option<Error>,
     departure: Option<Departure>,
     record: Option<Box<Record>>,
-    busy: Option<Busy>,
 }
 
 #[derive(Debug)]
@@ -43,10 +39,8 @@ impl Answer {
         Answer {
             source: Source::Text(text),
             ended: false,
-            broken: None,
             departure: None,
             record: None,
-            busy: None,
         }
     }
 
@@ -55,16 +49,24 @@ impl Answer {
         Answer {
             source: Source::Origin(body),
             ended: false,
-            broken: None,
             departure,
             record: None,
-            busy: None,
         }
     }
 
-    /// The mark on the client's connection that ends with this body.
-    pub fn keep(&mut self, busy: Busy) {
-        self.busy = Some(busy);
+    /// How the fields of its head were spelled by the origin. What is returned is needed no more than once.
+    pub fn take_spelling(&mut self) -> Spelling {
+        match &mut self.source {
+            Source::Text(_) => Spelling::default(),
+            Source::Origin(body) => body.take_spelling(),
+        }
+    }
+
+    /// All of it has been taken: lets go of what the next request can use, though the client may not have it yet.
+    pub fn settle(&mut self) {
+        self.ended |= self.is_end_stream();
+        self.source = Source::Text(None);
+        self.departure = None;
     }
 
     /// The record that ends with this body.
@@ -82,9 +84,6 @@ impl Body for Answer {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         let this = &mut *self;
-        if let Some(e) = this.broken.take() {
-            return Poll::Ready(Some(Err(e)));
-        }
         let frame = match &mut this.source {
             Source::Text(text) => text.take().map(|t| Ok(Frame::data(t))),
             Source::Origin(body) => ready!(Pin::new(body).poll_frame(cx)),
@@ -95,12 +94,6 @@ impl Body for Answer {
             }
             (Some(Err(e)), Some(record)) => record.failed(e, None),
             _ => {}
-        }
-        if let Some(Err(e)) = frame {
-            this.departure = None;
-            this.broken = Some(e);
-            cx.waker().wake_by_ref();
-            return Poll::Pending;
         }
         this.ended |= frame.is_none();
         if !matches!(frame, Some(Ok(_))) {

@@ -11,12 +11,13 @@ use http::{
     Request, Response,
     header::{CONTENT_LENGTH, TRANSFER_ENCODING},
 };
-use hyper::{body::Incoming, ext::ReasonPhrase};
+use hyper::ext::ReasonPhrase;
 use rustls::ServerConfig;
 use tokio::{net::TcpStream, time::Instant};
 
 use crate::{
     authority::Authority,
+    downstream::incoming::Incoming,
     error::Error,
     pacing::lane::Departure,
     proxy::{Downstream, answer::Answer},

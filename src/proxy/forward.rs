@@ -25,7 +25,7 @@ use crate::{
     rules::Rules,
     upstream::{
         Target,
-        exchange::{ANSWER_DEADLINE, AnswerBody, Outgoing, Ready, Unanswered},
+        exchange::{AnswerBody, Outgoing, Ready, Unanswered},
     },
 };
 
@@ -69,10 +69,11 @@ pub async fn forward(
             record.governed_by(destination.clone());
             if destination.config().dry_run {
                 destination.dispatched_dry(max_wait);
-                return unpaced(downstream, request, &target, record).await;
+                return unpaced(downstream, rules, request, &target, record).await;
             }
             paced(
                 downstream,
+                rules,
                 destination,
                 terms,
                 max_wait,
@@ -83,12 +84,13 @@ pub async fn forward(
             .await
         }
         None if rules.settings().ungoverned == Ungoverned::Deny => Err(Error::HostDenied),
-        None => unpaced(downstream, request, &target, record).await,
+        None => unpaced(downstream, rules, request, &target, record).await,
     }
 }
 
 async fn paced(
     downstream: &Downstream,
+    rules: &Rules,
     destination: &Destination,
     terms: Terms,
     max_wait: Duration,
@@ -123,30 +125,22 @@ async fn paced(
         record.queued();
         let repeat = (repeats > 0).then(|| repeatable(&request)).flatten();
         match ready.send(request).await {
-            Ok((response, ready)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                return switch(
-                    downstream,
-                    switches,
-                    response,
-                    ready,
-                    Some(departure),
-                    record,
-                )
-                .await;
+            Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                return switch(downstream, switches, response, Some(departure), record).await;
             }
-            Ok((response, ready)) => {
+            Ok(response) => {
                 let verdict = destination.verdict(response.status(), response.headers());
                 destination.heed(&departure, verdict, &url).await;
                 match repeat {
                     Some(again) if verdict.is_throttled() && departure.may_go_again() => {
                         repeats -= 1;
                         record.goes_again(response.status());
-                        discard(response, ready).await;
+                        discard(response).await;
                         request = again;
                         ticket = departure.go_again();
                         is_near = true;
                     }
-                    _ => return answer(proxy, response, ready, Some(departure), record),
+                    _ => return Ok(answer(rules, response, Some(departure), record)),
                 }
             }
             Err(Unanswered::Failed(e)) => return Err(e),
@@ -178,8 +172,8 @@ fn repeatable(request: &Request<Outgoing>) -> Option<Request<Outgoing>> {
 }
 
 /// Reads an answer that nobody will see, so that its connection can be used again, unless that takes long.
-async fn discard(response: Response<hyper::body::Incoming>, ready: Ready) {
-    let body = Limited::new(AnswerBody::new(response.into_body(), ready), DISCARDED);
+async fn discard(response: Response<AnswerBody>) {
+    let body = Limited::new(response.into_body(), DISCARDED);
     let _ = tokio::time::timeout(DISCARD_DEADLINE, body.collect()).await;
 }
 
@@ -279,6 +273,7 @@ async fn connect(
 /// A request that needs no slot.
 async fn unpaced(
     downstream: &Downstream,
+    rules: &Rules,
     mut request: Request<Outgoing>,
     target: &Target,
     record: &mut Record,
@@ -287,10 +282,10 @@ async fn unpaced(
     let mut ready = proxy.upstream.ready(target).await?;
     for _ in 0..=UNSENT_LIMIT {
         match ready.send(request).await {
-            Ok((response, ready)) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-                return switch(downstream, switches, response, ready, None, record).await;
+            Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+                return switch(downstream, switches, response, None, record).await;
             }
-            Ok((response, ready)) => return answer(proxy, response, ready, None, record),
+            Ok(response) => return Ok(answer(rules, response, None, record)),
             Err(Unanswered::Failed(e)) => return Err(e),
             Err(Unanswered::Unsent(back)) => request = *back,
         }
@@ -304,8 +299,7 @@ async fn unpaced(
 async fn switch(
     downstream: &Downstream,
     asked: bool,
-    response: Response<hyper::body::Incoming>,
-    ready: Ready,
+    response: Response<AnswerBody>,
     departure: Option<Departure>,
     record: &mut Record,
 ) -> Result<Response<Answer>, Error> {
@@ -313,15 +307,13 @@ async fn switch(
         return Err(Error::BadResponse);
     }
     record.answered(response.status());
-    let (origin, early) = tokio::time::timeout(ANSWER_DEADLINE, ready.into_stream())
-        .await
-        .map_err(|_| Error::ResponseTimeout)?;
+    let (mut head, body) = response.into_parts();
+    let (origin, early) = body.into_stream().ok_or(Error::Terminated)?;
     downstream.promise(Plan::Switched {
         origin: Box::new(origin),
         early,
         departure,
     });
-    let (mut head, _) = response.into_parts();
     headers::strip_response(&mut head.headers);
     headers::put_websocket(&mut head.headers);
     head.version = http::Version::HTTP_11;
@@ -329,24 +321,17 @@ async fn switch(
 }
 
 fn answer(
-    proxy: &Proxy,
-    response: Response<hyper::body::Incoming>,
-    ready: Ready,
+    rules: &Rules,
+    response: Response<AnswerBody>,
     departure: Option<Departure>,
     record: &mut Record,
-) -> Result<Response<Answer>, Error> {
-    if !headers::is_framed_well(response.status(), response.headers()) {
-        return Err(Error::BadResponse);
-    }
+) -> Response<Answer> {
     record.answered(response.status());
     let (mut head, body) = response.into_parts();
     headers::strip_response(&mut head.headers);
-    if proxy.in_force.now().settings().via {
+    if rules.settings().via {
         headers::add_via(&mut head.headers, head.version);
     }
     head.version = http::Version::HTTP_11;
-    Ok(Response::from_parts(
-        head,
-        Answer::origin(AnswerBody::new(body, ready), departure),
-    ))
+    Response::from_parts(head, Answer::origin(body, departure))
 }

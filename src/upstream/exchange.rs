@@ -1,6 +1,6 @@
 //! One request and its answer on one ready connection.
 //!
-//! The connection is polled by the task that waits for the answer and later by the one that reads its body, in turn
+//! The connection is read and written by the task that waits for the answer and later by the one that reads its body, in turn
 //! with them. So a request crosses from its client's socket to its origin's without a task switch, and dropping the
 //! exchange at any point closes the connection: a half-used one is never seen again.
 
@@ -9,25 +9,34 @@ use std::{
     pin::Pin,
     sync::{
         Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicU64, Ordering::Relaxed},
     },
     task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
 use bytes::Bytes;
-use http::{Request, Response};
-use http_body::{Body, Frame, SizeHint};
-use hyper::{
-    body::Incoming,
-    client::conn::http1::{Builder, Connection, SendRequest},
+use http::{
+    Method, Request, Response, StatusCode, Version,
+    header::{CONTENT_LENGTH, TRANSFER_ENCODING},
+    request, response,
 };
-use hyper_util::rt::TokioIo;
-use tokio::time::{Instant, Sleep, sleep_until};
+use http_body::{Body, Frame, SizeHint};
+use tokio::{
+    io::{AsyncRead as _, ReadBuf},
+    time::{Instant, Sleep, sleep_until},
+};
 
 use crate::{
+    downstream::incoming::Incoming,
     error::Error,
     headers,
+    http1::{
+        Inbox,
+        body::{Decoder, Part},
+        head::{self, Spelling},
+        outbox::{Encoder, Outbox},
+    },
     upstream::{Target, pool::Pool, stream::Stream},
 };
 
@@ -36,6 +45,7 @@ use crate::{
 pub struct Outgoing {
     /// `None` for a message that is sent again: it has no body.
     incoming: Option<Incoming>,
+    spelling: Spelling,
     /// What was read while the request waited.
     ahead: VecDeque<Frame<Bytes>>,
     ahead_bytes: usize,
@@ -47,9 +57,10 @@ pub struct Outgoing {
 impl Outgoing {
     /// The body that a client sends; the bytes handed on are added to `sent`. With `expected`, the client waits for a 100
     /// before it sends any (RFC 9110 section 10.1.1): asking for the first frame makes the codec send one.
-    pub fn new(incoming: Incoming, sent: Arc<AtomicU64>, expected: bool) -> Self {
+    pub fn new(mut incoming: Incoming, sent: Arc<AtomicU64>, expected: bool) -> Self {
         Outgoing {
             expected,
+            spelling: incoming.take_spelling(),
             incoming: Some(incoming),
             ahead: VecDeque::new(),
             ahead_bytes: 0,
@@ -62,12 +73,18 @@ impl Outgoing {
     pub fn repeated(&self) -> Option<Self> {
         self.is_end_stream().then(|| Outgoing {
             incoming: None,
+            spelling: self.spelling.clone(),
             ahead: VecDeque::new(),
             ahead_bytes: 0,
             sent: self.sent.clone(),
             expected: false,
             stall: Stall::default(),
         })
+    }
+
+    /// How the fields of the request's head were spelled.
+    fn spelling(&self) -> &Spelling {
+        &self.spelling
     }
 
     /// Whether the client waits for leave to send it.
@@ -77,7 +94,7 @@ impl Outgoing {
 
     /// Reads up to 64 KiB while the request waits, so that the end of a client that leaves is not hidden behind
     /// them. Resolves only if the body breaks off.
-    pub async fn read_ahead(&mut self) -> hyper::Error {
+    pub async fn read_ahead(&mut self) -> Error {
         std::future::poll_fn(|cx| {
             while self.ahead_bytes < AHEAD {
                 let Some(incoming) = &mut self.incoming else {
@@ -111,7 +128,7 @@ impl Body for Outgoing {
             Some(frame) => Some(Ok(frame)),
             None => match this.incoming.as_mut().map(|i| Pin::new(i).poll_frame(cx)) {
                 None => None,
-                Some(Poll::Ready(frame)) => frame.map(|frame| frame.map_err(|_| BODY_BROKEN)),
+                Some(Poll::Ready(frame)) => frame,
                 Some(Poll::Pending) => {
                     ready!(this.stall.poll(BODY_DEADLINE, cx));
                     Some(Err(Error::BodyTimeout))
@@ -119,7 +136,11 @@ impl Body for Outgoing {
             },
         };
         this.stall.moved = true;
-        strip_trailers(&mut frame);
+        if let Some(Ok(frame)) = &mut frame
+            && let Some(trailers) = frame.trailers_mut()
+        {
+            headers::strip_trailers(trailers);
+        }
         if let Some(data) = frame
             .as_ref()
             .and_then(|f| f.as_ref().ok())
@@ -154,7 +175,7 @@ impl Body for Outgoing {
 }
 
 /// Why a request's body ends before its end.
-const BODY_BROKEN: Error =
+pub const BODY_BROKEN: Error =
     Error::Malformed("the request's body ended early or is malformed; send all of it as framed");
 
 /// A client that has begun a body and sends nothing more of it for this long holds the origin's connection, and a place
@@ -190,17 +211,18 @@ const AHEAD: usize = 64 * 1024;
 /// Interim answers (1xx) that an origin may send before its answer; each is read and left out, which must have an end.
 const INTERIM_LIMIT: usize = 16;
 
-type Wire = Connection<TokioIo<Stream>, Outgoing>;
-
 /// An origin that sends nothing for this long, while nothing is sent to it either, is given up.
 pub const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
 
 /// A connection that a request can be written to.
 #[derive(Debug)]
-pub struct Ready {
-    sender: SendRequest<Outgoing>,
-    wire: Box<Wire>,
-    ended: bool,
+pub struct Ready(Box<Wire>);
+
+#[derive(Debug)]
+struct Wire {
+    stream: Stream,
+    inbox: Inbox,
+    outbox: Outbox,
     /// For the wait for an answer. It lives with the connection: to put a timer off is cheap, to set one up is not.
     patience: Pin<Box<Sleep>>,
     target: Target,
@@ -218,30 +240,20 @@ pub enum Unanswered {
 
 impl Ready {
     /// Speaks HTTP/1.1 on a stream.
-    ///
-    /// # Errors
-    /// The stream is broken.
-    pub async fn handshake(stream: Stream, target: Target, pool: Arc<Pool>) -> Result<Self, Error> {
-        let made = Builder::new()
-            .preserve_header_case(true)
-            .max_headers(128)
-            .max_buf_size(256 * 1024)
-            .handshake(TokioIo::new(stream))
-            .await;
-        let (sender, wire) = made.map_err(|_| Error::Terminated)?;
-        Ok(Ready {
-            sender,
-            wire: Box::new(wire),
-            ended: false,
+    pub fn new(stream: Stream, target: Target, pool: Arc<Pool>) -> Self {
+        Ready(Box::new(Wire {
+            stream,
+            inbox: Inbox::default(),
+            outbox: Outbox::default(),
             patience: Box::pin(sleep_until(Instant::now() + ANSWER_DEADLINE)),
             target,
             pool,
-        })
+        }))
     }
 
     /// Whom it leads to.
     pub fn target(&self) -> &Target {
-        &self.target
+        &self.0.target
     }
 
     /// Whether the origin has not closed it, as far as this machine knows.
@@ -260,20 +272,13 @@ impl Ready {
         std::future::poll_fn(|cx| self.poll_end(cx)).await;
     }
 
+    /// While nothing is asked, whatever comes is an end: the close of the stream, an error, or bytes that answer nothing.
+    /// Which does not matter to a request that has not been sent.
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if !self.ended {
-            // An error ends it as well as a close does; why does not matter to a request that has not been sent.
-            let _ = ready!(Pin::new(&mut *self.wire).poll(cx));
-            self.ended = true;
-        }
+        let mut scrap = [0; 64];
+        let mut scrap = ReadBuf::new(&mut scrap);
+        let _ = ready!(Pin::new(&mut self.0.stream).poll_read(cx, &mut scrap));
         Poll::Ready(())
-    }
-
-    /// After an answer of 101: the bare stream, and what was already read of it.
-    pub async fn into_stream(mut self) -> (Stream, Bytes) {
-        self.ended().await;
-        let parts = self.wire.into_parts();
-        (parts.io.into_inner(), parts.read_buf)
     }
 
     /// Sends a request and waits for the head of its answer. As long as the request's body moves, the origin has time.
@@ -282,75 +287,340 @@ impl Ready {
     /// Nothing of the request was written, and it comes back; or it may have been, and the connection is gone.
     pub async fn send(
         mut self,
-        mut request: Request<Outgoing>,
-    ) -> Result<(Response<Incoming>, Ready), Unanswered> {
-        let interim = Arc::new(AtomicUsize::new(0));
-        let seen = interim.clone();
-        hyper::ext::on_informational(&mut request, move |_| {
-            seen.fetch_add(1, Relaxed);
-        });
-        let sent = request.body().sent.clone();
+        request: Request<Outgoing>,
+    ) -> Result<Response<AnswerBody>, Unanswered> {
+        let (parts, body) = request.into_parts();
+        if !self.is_alive() {
+            return Err(unsent(parts, body));
+        }
+        let wire = &mut *self.0;
+        let asked = Asked::of(&parts);
+        let sent = body.sent.clone();
         let mut before = sent.load(Relaxed);
-        self.patience
+        let mut upload = Upload::new(&parts, body, &mut wire.outbox);
+        // The head comes back only if nothing of it has been written.
+        let mut parts = Some(parts);
+        wire.patience
             .as_mut()
             .reset(Instant::now() + ANSWER_DEADLINE);
-        let mut answer = std::pin::pin!(self.sender.try_send_request(request));
+        let mut interim = 0;
         let outcome = std::future::poll_fn(|cx| {
-            let _ = self.poll_end(cx);
-            if interim.load(Relaxed) > INTERIM_LIMIT {
-                return Poll::Ready(Err(Error::BadResponse));
+            let Wire {
+                stream,
+                inbox,
+                outbox,
+                patience,
+                ..
+            } = &mut *wire;
+            if let Poll::Ready(Err(e)) = upload.poll(stream, outbox, cx) {
+                return Poll::Ready(Err(e));
             }
-            if let Poll::Ready(outcome) = answer.as_mut().poll(cx) {
-                return Poll::Ready(Ok(outcome));
+            if outbox.has_moved() {
+                parts = None;
+            } else if upload.cut && parts.is_some() {
+                return Poll::Ready(Ok(None));
             }
-            while self.patience.as_mut().poll(cx).is_ready() {
+            loop {
+                match head::response(&mut inbox.bytes) {
+                    Err(_) => return Poll::Ready(Err(Error::BadResponse)),
+                    Ok(Some((answer, _))) if is_interim(answer.status) => {
+                        interim += 1;
+                        if interim > INTERIM_LIMIT {
+                            return Poll::Ready(Err(Error::BadResponse));
+                        }
+                        continue;
+                    }
+                    Ok(Some(answer)) => return Poll::Ready(Ok(Some(answer))),
+                    Ok(None) => {}
+                }
+                match inbox.poll_fill(stream, cx) {
+                    Poll::Ready(Ok(1..)) => {}
+                    Poll::Ready(Ok(0) | Err(_)) => {
+                        return Poll::Ready(match parts {
+                            Some(_) => Ok(None),
+                            None => Err(Error::Terminated),
+                        });
+                    }
+                    Poll::Pending => break,
+                }
+            }
+            while patience.as_mut().poll(cx).is_ready() {
                 let now = sent.load(Relaxed);
                 if now == before {
                     return Poll::Ready(Err(Error::ResponseTimeout));
                 }
                 before = now;
-                self.patience
-                    .as_mut()
-                    .reset(Instant::now() + ANSWER_DEADLINE);
+                patience.as_mut().reset(Instant::now() + ANSWER_DEADLINE);
             }
             Poll::Pending
         })
         .await;
-        let outcome = outcome.map_err(Unanswered::Failed)?;
-        match outcome {
-            Ok(response) => Ok((response, self)),
-            Err(mut e) => Err(match e.take_message() {
-                Some(request) => Unanswered::Unsent(Box::new(request)),
-                None => Unanswered::Failed(of_hyper(e.error())),
+        match (outcome, parts) {
+            (Err(e), _) => Err(Unanswered::Failed(e)),
+            (Ok(Some((answer, spelling))), _) => answered(self, asked, answer, spelling, upload),
+            (Ok(None), parts) => Err(match (parts, upload.body) {
+                (Some(parts), Some(body)) if !upload.begun => unsent(parts, body),
+                _ => Unanswered::Failed(Error::Terminated),
             }),
         }
     }
 
+    /// Lets go of the memory that only an exchange needs.
+    pub fn rest(&mut self) {
+        self.0.inbox.rest();
+        self.0.outbox.rest();
+    }
+
     /// Back to the pool, if it can take another request.
     fn release(mut self) {
-        // Lets the connection see that the exchange is over; then it says whether it is ready for the next.
-        if self.is_alive() && self.sender.is_ready() {
-            let pool = self.pool.clone();
+        let Wire { inbox, outbox, .. } = &mut *self.0;
+        if inbox.bytes.is_empty() && outbox.is_empty() {
+            let pool = self.0.pool.clone();
             pool.put(self);
         }
+    }
+}
+
+fn unsent(parts: request::Parts, body: Outgoing) -> Unanswered {
+    Unanswered::Unsent(Box::new(Request::from_parts(parts, body)))
+}
+
+fn is_interim(status: StatusCode) -> bool {
+    status.is_informational() && status != StatusCode::SWITCHING_PROTOCOLS
+}
+
+/// What an answer is to, as far as its framing depends on it.
+#[derive(Clone, Copy, Debug)]
+struct Asked {
+    head: bool,
+}
+
+impl Asked {
+    fn of(parts: &request::Parts) -> Self {
+        Asked {
+            head: parts.method == Method::HEAD,
+        }
+    }
+
+    /// RFC 9112 section 6.3. What is ambiguous, [`headers::is_framed_well`] refuses.
+    fn decoder(self, answer: &response::Parts) -> Result<Decoder, Error> {
+        let bodyless = [
+            StatusCode::NO_CONTENT,
+            StatusCode::NOT_MODIFIED,
+            StatusCode::SWITCHING_PROTOCOLS,
+        ];
+        if self.head || bodyless.contains(&answer.status) {
+            return Ok(Decoder::Over);
+        }
+        if answer.headers.contains_key(TRANSFER_ENCODING) {
+            // HTTP/1.0 has none (RFC 9112 section 6.1).
+            return match answer.version {
+                Version::HTTP_10 => Err(Error::BadResponse),
+                _ => Ok(Decoder::chunked()),
+            };
+        }
+        match answer.headers.get(CONTENT_LENGTH) {
+            None => Ok(Decoder::UntilClose),
+            Some(length) => {
+                let length = length.to_str().ok().and_then(|text| text.parse().ok());
+                length.map(Decoder::of_length).ok_or(Error::BadResponse)
+            }
+        }
+    }
+}
+
+fn answered(
+    ready: Ready,
+    asked: Asked,
+    answer: response::Parts,
+    spelling: Spelling,
+    upload: Upload,
+) -> Result<Response<AnswerBody>, Unanswered> {
+    if !headers::is_framed_well(answer.status, &answer.headers) {
+        return Err(Unanswered::Failed(Error::BadResponse));
+    }
+    let decoder = asked.decoder(&answer).map_err(Unanswered::Failed)?;
+    let kept = head::is_kept(answer.version, &answer.headers)
+        && answer.status != StatusCode::SWITCHING_PROTOCOLS
+        && !matches!(decoder, Decoder::UntilClose);
+    let body = AnswerBody {
+        spelling,
+        decoder,
+        ready: Some(ready),
+        upload,
+        kept,
+        stall: Stall::default(),
+    };
+    Ok(Response::from_parts(answer, body))
+}
+
+/// A request on its way out.
+#[derive(Debug)]
+struct Upload {
+    /// Until all of it is written.
+    body: Option<Outgoing>,
+    encoder: Encoder,
+    /// Some of the body has been taken.
+    begun: bool,
+    /// Its end has been put into the outbox.
+    ended: bool,
+    /// The origin takes no more of it. Its answer may be on the way all the same.
+    cut: bool,
+}
+
+impl Upload {
+    /// Puts the head into the outbox.
+    fn new(parts: &request::Parts, body: Outgoing, outbox: &mut Outbox) -> Self {
+        head::write_request_line(&parts.method, &parts.uri, &mut outbox.lead);
+        body.spelling().write(&parts.headers, &mut outbox.lead);
+        outbox.lead.extend_from_slice(b"\r\n");
+        let chunked = !body.is_end_stream() && parts.headers.contains_key(TRANSFER_ENCODING);
+        Upload {
+            encoder: match chunked {
+                true => Encoder::chunked(&parts.headers),
+                false => Encoder::Plain,
+            },
+            body: Some(body),
+            begun: false,
+            ended: false,
+            cut: false,
+        }
+    }
+
+    /// All of it has been written.
+    fn is_done(&self) -> bool {
+        self.body.is_none() && !self.cut
+    }
+
+    /// Writes on: ready when there is nothing more to write, or nobody who takes it.
+    ///
+    /// # Errors
+    /// The client's body breaks off.
+    fn poll(
+        &mut self,
+        stream: &mut Stream,
+        outbox: &mut Outbox,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), Error>> {
+        let Some(body) = &mut self.body else {
+            return Poll::Ready(Ok(()));
+        };
+        while !self.cut {
+            // What there is of a body goes out with the head.
+            let mut waits = false;
+            while !self.ended && outbox.has_room() {
+                if body.is_end_stream() {
+                    outbox.end(&self.encoder, None);
+                    self.ended = true;
+                    break;
+                }
+                match Pin::new(&mut *body).poll_frame(cx) {
+                    Poll::Ready(Some(Ok(frame))) => {
+                        self.begun = true;
+                        match frame.into_data() {
+                            Ok(data) => outbox.data(&self.encoder, data),
+                            Err(frame) => {
+                                outbox.end(&self.encoder, frame.trailers_ref());
+                                self.ended = true;
+                            }
+                        }
+                    }
+                    Poll::Ready(Some(Err(e))) => return Poll::Ready(Err(e)),
+                    Poll::Ready(None) => {
+                        outbox.end(&self.encoder, None);
+                        self.ended = true;
+                    }
+                    Poll::Pending => {
+                        waits = true;
+                        break;
+                    }
+                }
+            }
+            match outbox.poll_flush(stream, cx) {
+                Poll::Pending => return Poll::Pending,
+                Poll::Ready(Err(_)) => self.cut = true,
+                Poll::Ready(Ok(())) if self.ended => {
+                    self.body = None;
+                    break;
+                }
+                Poll::Ready(Ok(())) if waits => return Poll::Pending,
+                Poll::Ready(Ok(())) => {}
+            }
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
 /// The body of an answer, and the connection it comes on.
 #[derive(Debug)]
 pub struct AnswerBody {
-    incoming: Incoming,
+    spelling: Spelling,
+    decoder: Decoder,
+    /// Until the answer is over.
     ready: Option<Ready>,
+    upload: Upload,
+    /// Whether the connection can take another request afterwards.
+    kept: bool,
     stall: Stall,
 }
 
 impl AnswerBody {
-    /// The body of the answer that came on `ready`.
-    pub fn new(incoming: Incoming, ready: Ready) -> Self {
-        AnswerBody {
-            incoming,
-            ready: Some(ready),
-            stall: Stall::default(),
+    /// How the fields of the answer's head were spelled. What is returned is needed no more than once.
+    pub fn take_spelling(&mut self) -> Spelling {
+        std::mem::take(&mut self.spelling)
+    }
+
+    /// After an answer of 101: the bare stream, and what was already read of it.
+    pub fn into_stream(mut self) -> Option<(Stream, Bytes)> {
+        let Ready(wire) = self.ready.take()?;
+        let Wire { stream, inbox, .. } = *wire;
+        Some((stream, Bytes::copy_from_slice(&inbox.bytes)))
+    }
+
+    /// The whole answer is there: its connection is done with.
+    fn over(&mut self) {
+        if let Some(ready) = self.ready.take()
+            && self.kept
+            && self.upload.is_done()
+        {
+            ready.release();
+        }
+    }
+
+    fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<Result<Part, Error>> {
+        let Some(Ready(wire)) = &mut self.ready else {
+            return Poll::Ready(match self.decoder.is_over() {
+                true => Ok(Part::End),
+                false => Err(Error::Terminated),
+            });
+        };
+        let Wire {
+            stream,
+            inbox,
+            outbox,
+            ..
+        } = &mut **wire;
+        if let Poll::Ready(Err(e)) = self.upload.poll(stream, outbox, cx) {
+            return Poll::Ready(Err(e));
+        }
+        loop {
+            let mut readable = inbox.bytes.len();
+            match self.decoder.decode(&mut inbox.bytes, &mut readable) {
+                Ok(Part::Later) => {}
+                Ok(part) => return Poll::Ready(Ok(part)),
+                Err(_) => return Poll::Ready(Err(Error::Terminated)),
+            }
+            match inbox.poll_fill(stream, cx) {
+                Poll::Ready(Ok(1..)) => {}
+                Poll::Ready(Ok(0)) if matches!(self.decoder, Decoder::UntilClose) => {
+                    self.decoder = Decoder::Over;
+                }
+                Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(Err(Error::Terminated)),
+                Poll::Pending => {
+                    ready!(self.stall.poll(STALL_DEADLINE, cx));
+                    return Poll::Ready(Err(Error::ResponseTimeout));
+                }
+            }
         }
     }
 }
@@ -367,69 +637,42 @@ impl Body for AnswerBody {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         let this = &mut *self;
-        if let Some(ready) = &mut this.ready {
-            let _ = ready.poll_end(cx);
-        }
-        let Poll::Ready(mut frame) = Pin::new(&mut this.incoming).poll_frame(cx) else {
-            ready!(this.stall.poll(STALL_DEADLINE, cx));
-            this.ready = None;
-            return Poll::Ready(Some(Err(Error::ResponseTimeout)));
-        };
-        strip_trailers(&mut frame);
+        let part = ready!(this.poll_part(cx));
         this.stall.moved = true;
-        Poll::Ready(match frame {
-            Some(Ok(frame)) => Some(Ok(frame)),
-            Some(Err(e)) => {
+        let frame = match part {
+            Ok(Part::Data(data)) => Ok(Frame::data(data)),
+            Ok(Part::Trailers(mut trailers)) => {
+                headers::strip_trailers(&mut trailers);
+                Ok(Frame::trailers(trailers))
+            }
+            Ok(Part::End | Part::Later) => {
+                this.over();
+                return Poll::Ready(None);
+            }
+            Err(e) => {
                 this.ready = None;
-                Some(Err(of_hyper(&e)))
+                Err(e)
             }
-            None => {
-                if let Some(ready) = this.ready.take() {
-                    ready.release();
-                }
-                None
-            }
-        })
+        };
+        Poll::Ready(Some(frame))
     }
 
     fn is_end_stream(&self) -> bool {
-        self.incoming.is_end_stream()
+        self.decoder.is_over()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.incoming.size_hint()
+        self.decoder
+            .left()
+            .map_or_else(SizeHint::default, SizeHint::with_exact)
     }
 }
 
 impl Drop for AnswerBody {
     fn drop(&mut self) {
         // A body of known length is not read past its last byte: its end is seen here.
-        if self.incoming.is_end_stream()
-            && let Some(ready) = self.ready.take()
-        {
-            ready.release();
+        if self.decoder.is_over() {
+            self.over();
         }
-    }
-}
-
-fn strip_trailers<E>(frame: &mut Option<Result<Frame<Bytes>, E>>) {
-    if let Some(Ok(frame)) = frame
-        && let Some(trailers) = frame.trailers_mut()
-    {
-        headers::strip_trailers(trailers);
-    }
-}
-
-fn of_hyper(e: &hyper::Error) -> Error {
-    if e.is_user() {
-        // The one thing of ours that can fail there is the client's body.
-        let cause = std::error::Error::source(e).and_then(|cause| cause.downcast_ref());
-        cause.copied().unwrap_or(BODY_BROKEN)
-    } else if e.is_parse() || e.is_parse_status() {
-        Error::BadResponse
-    } else if e.is_timeout() {
-        Error::ResponseTimeout
-    } else {
-        Error::Terminated
     }
 }

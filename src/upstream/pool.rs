@@ -84,6 +84,7 @@ impl Pool {
         for of_target in idle.by_target.values_mut() {
             for (since, mut ready) in std::mem::take(of_target) {
                 if since.elapsed() < IDLE_FOR && ready.is_alive() {
+                    ready.rest();
                     of_target.push((since, ready));
                 } else {
                     dead.push(ready);

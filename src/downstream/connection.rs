@@ -1,0 +1,510 @@
+//! A client's byte stream as requests and answers. What time it is, and who may wait how long, is not known here.
+//!
+//! Every byte is read by the follower of [`framing`](super::framing) before anything else reads it, and a head that it
+//! refuses is a request all the same: its refusal takes the way of all answers, after those to the requests before it,
+//! with a record, and with its reason.
+
+use std::{
+    fmt::{self, Write as _},
+    io,
+    pin::Pin,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    task::{Context, Poll, ready},
+};
+
+use bytes::Bytes;
+use http::{
+    Method, Request, Response, StatusCode, Version,
+    header::{CONNECTION, CONTENT_LENGTH, EXPECT, TE, TRANSFER_ENCODING},
+    request,
+};
+use http_body::Body as _;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::{
+    downstream::{
+        Rest,
+        framing::{Fault, Framing},
+        incoming::{Incoming, Source},
+    },
+    error::Error,
+    http1::{
+        Inbox,
+        body::{Decoder, Part},
+        head,
+        outbox::{Encoder, Outbox},
+    },
+    proxy::answer::Answer,
+    upstream::exchange::BODY_BROKEN,
+};
+
+/// So much of a body that nobody wanted is thrown away, if it is there already, to keep the connection.
+const DISCARDED: usize = 64 * 1024;
+
+/// What a client that waits for leave to send its body is told (RFC 9110 section 10.1.1).
+const CONTINUE: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
+
+/// The stream. It is shared with the body of the request under way, which is read by whoever sends it on.
+#[derive(Debug)]
+pub struct Connection<I>(Arc<Shared<I>>);
+
+struct Shared<I>(Mutex<Inner<I>>);
+
+impl<I> fmt::Debug for Shared<I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Shared").finish_non_exhaustive()
+    }
+}
+
+struct Inner<I> {
+    stream: I,
+    inbox: Inbox,
+    /// So many of the bytes in the inbox may be read.
+    readable: usize,
+    framing: Framing,
+    /// Heads that were taken out of the inbox.
+    taken: u64,
+    fault: Option<Fault>,
+    outbox: Outbox,
+    /// Of the body of the request under way.
+    decoder: Decoder,
+    /// Its client waits for leave to send it.
+    expects: bool,
+    /// Whether the client's next byte is waited for, so that its end would be seen.
+    reading: bool,
+}
+
+/// What a client asks.
+#[derive(Debug)]
+pub struct Asked {
+    /// The request.
+    pub request: Request<Incoming>,
+    /// A refusal where its form is not right.
+    pub verdict: Result<(), Error>,
+    /// What its answer depends on.
+    pub form: Form,
+}
+
+/// What the form of an answer depends on.
+#[derive(Clone, Copy, Debug)]
+pub struct Form {
+    head: bool,
+    connect: bool,
+    /// HTTP/1.0
+    old: bool,
+    /// Whether the client reads trailers (RFC 9110 section 6.5.1).
+    trailers: bool,
+    /// Whether the client means to go on with this connection.
+    kept: bool,
+}
+
+/// An answer on its way to the client.
+#[derive(Debug)]
+pub struct Answering {
+    answer: Answer,
+    encoder: Encoder,
+    /// All of it is in the outbox.
+    ended: bool,
+    /// It breaks off where it is.
+    broken: bool,
+    /// Whether the connection goes on.
+    pub kept: bool,
+}
+
+/// An answer whose body broke off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BrokenOff;
+
+impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<I> {
+    /// On `stream`, from its first byte.
+    pub fn new(stream: I) -> Self {
+        Connection(Arc::new(Shared(Mutex::new(Inner {
+            stream,
+            inbox: Inbox::default(),
+            readable: 0,
+            framing: Framing::default(),
+            taken: 0,
+            fault: None,
+            outbox: Outbox::default(),
+            decoder: Decoder::Over,
+            expects: false,
+            reading: false,
+        }))))
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner<I>> {
+        self.0.inner()
+    }
+
+    /// The next request; nothing if the stream has ended.
+    pub fn poll_asked(&self, cx: &mut Context<'_>) -> Poll<Option<Asked>> {
+        let mut inner = self.inner();
+        loop {
+            if inner.taken < inner.framing.heads() {
+                inner.taken += 1;
+                return Poll::Ready(Some(inner.take_request(&self.0)));
+            }
+            match (inner.fault, inner.readable) {
+                (Some(Fault::Refused(e)), 0) => {
+                    return Poll::Ready(Some(refused(&inner.inbox.bytes, e)));
+                }
+                (None, 0) => {}
+                // The end of a body that nobody wanted, and it was malformed.
+                _ => return Poll::Ready(None),
+            }
+            match ready!(inner.poll_fill(cx)) {
+                Ok(1..) => {}
+                Err(_) => return Poll::Ready(None),
+                Ok(0) if inner.inbox.bytes.iter().all(|b| b"\r\n".contains(b)) => {
+                    return Poll::Ready(None);
+                }
+                Ok(0) => inner.fault = Some(Fault::Refused(HALF_A_HEAD)),
+            }
+        }
+    }
+
+    /// Whether a part of a request has come.
+    pub fn has_begun(&self) -> bool {
+        !self.inner().inbox.bytes.is_empty()
+    }
+
+    /// Whether the client's next byte is waited for.
+    pub fn is_reading(&self) -> bool {
+        self.inner().reading
+    }
+
+    /// Lets go of the memory that only an exchange needs.
+    pub fn rest(&self) {
+        let mut inner = self.inner();
+        inner.inbox.rest();
+        inner.outbox.rest();
+    }
+
+    /// Puts the head of an answer into the outbox. With `last` it tells the client that it is the last.
+    pub fn begin(&self, answer: Response<Answer>, form: Form, last: bool) -> Answering {
+        let mut inner = self.inner();
+        // Who has not been given leave to send a body is not given it behind the answer.
+        let unread =
+            std::mem::take(&mut inner.expects) || matches!(inner.fault, Some(Fault::Broken(_)));
+        let (parts, mut answer) = answer.into_parts();
+        let (status, fields) = (parts.status, &parts.headers);
+        let switched = status == StatusCode::SWITCHING_PROTOCOLS;
+        let opened = form.connect && status.is_success();
+        let lengthless = switched || opened || status == StatusCode::NO_CONTENT;
+        let bodied = !lengthless && !form.head && status != StatusCode::NOT_MODIFIED;
+        let length = answer.size_hint().exact();
+        let chunked = bodied && length.is_none() && !form.old;
+        let kept = form.kept
+            && !last
+            && !unread
+            && !head::has_option(fields, "close")
+            && (!bodied || length.is_some() || chunked);
+        let out = &mut inner.outbox.lead;
+        let old = form.old || parts.version == Version::HTTP_10;
+        head::write_status_line(&parts, old, out);
+        answer.take_spelling().write(fields, out);
+        match length {
+            _ if lengthless || fields.contains_key(CONTENT_LENGTH) => {}
+            Some(length) if bodied || length > 0 => {
+                // Writing to memory does not fail.
+                let _ = write!(out, "content-length: {length}\r\n");
+            }
+            _ if chunked => out.extend_from_slice(b"transfer-encoding: chunked\r\n"),
+            _ => {}
+        }
+        if !switched && !opened && !fields.contains_key(CONNECTION) {
+            match (kept, form.old) {
+                (true, true) => out.extend_from_slice(b"connection: keep-alive\r\n"),
+                (false, _) => out.extend_from_slice(b"connection: close\r\n"),
+                (true, false) => {}
+            }
+        }
+        out.extend_from_slice(b"\r\n");
+        Answering {
+            encoder: match (chunked, form.trailers) {
+                (true, true) => Encoder::chunked(fields),
+                (true, false) => Encoder::Chunked(Vec::new()),
+                (false, _) => Encoder::Plain,
+            },
+            answer,
+            ended: !bodied,
+            broken: false,
+            kept,
+        }
+    }
+
+    /// Sends on what there is of an answer, to its last byte.
+    ///
+    /// # Errors
+    /// Its body has broken off, and what came before is sent; or the client takes no more.
+    pub fn poll_answer(
+        &self,
+        answering: &mut Answering,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), BrokenOff>> {
+        loop {
+            let waits = answering.gather(self, cx).is_pending();
+            let mut inner = self.inner();
+            let Inner { stream, outbox, .. } = &mut *inner;
+            if ready!(outbox.poll_flush(stream, cx)).is_err() {
+                return Poll::Ready(Err(BrokenOff));
+            }
+            match (answering.broken, answering.ended) {
+                (true, _) => return Poll::Ready(Err(BrokenOff)),
+                (_, true) => return Poll::Ready(Ok(())),
+                _ if waits => return Poll::Pending,
+                _ => {}
+            }
+        }
+    }
+
+    /// After an answer: whether another request may come, or what is left of the last was in the way.
+    pub fn go_on(&self) -> bool {
+        let mut inner = self.inner();
+        if inner.framing.is_undecided() {
+            inner.framing.decide(false);
+            inner.follow();
+        }
+        let mut discarded = 0;
+        while discarded < DISCARDED {
+            let Inner {
+                inbox,
+                readable,
+                decoder,
+                ..
+            } = &mut *inner;
+            match decoder.decode(&mut inbox.bytes, readable) {
+                Ok(Part::End) => break,
+                Ok(Part::Data(data)) => discarded += data.len(),
+                Ok(Part::Trailers(_)) => {}
+                Ok(Part::Later) | Err(_) => return false,
+            }
+        }
+        inner.reading = false;
+        inner.decoder.is_over() && !matches!(inner.fault, Some(Fault::Broken(_)))
+    }
+
+    /// Whether bytes wait for the client to take them; and if some were taken since this was last asked.
+    pub fn blocked(&self) -> Option<bool> {
+        let mut inner = self.inner();
+        (!inner.outbox.is_empty()).then(|| inner.outbox.has_moved())
+    }
+
+    /// Writes a text that is no answer to anything.
+    pub async fn say(&self, text: &'static [u8]) -> io::Result<()> {
+        self.inner().outbox.lead.extend_from_slice(text);
+        std::future::poll_fn(|cx| {
+            let mut inner = self.inner();
+            let Inner { stream, outbox, .. } = &mut *inner;
+            outbox.poll_flush(stream, cx)
+        })
+        .await
+    }
+
+    /// Ends our side of the stream.
+    pub async fn shutdown(&self) -> io::Result<()> {
+        std::future::poll_fn(|cx| Pin::new(&mut self.inner().stream).poll_shutdown(cx)).await
+    }
+
+    /// Reads and forgets; whether there was anything to read.
+    pub async fn forget(&self, scrap: &mut [u8]) -> bool {
+        let mut scrap = ReadBuf::new(scrap);
+        let read = std::future::poll_fn(|cx| {
+            let mut inner = self.inner();
+            Pin::new(&mut inner.stream).poll_read(cx, &mut scrap)
+        });
+        read.await.is_ok() && !scrap.filled().is_empty()
+    }
+
+    /// The stream, and what was read of it beyond the last request. Nothing if a body is still being read.
+    pub fn into_rest(self) -> Option<Rest<I>> {
+        let inner = Arc::into_inner(self.0)?.0.into_inner();
+        let Inner { stream, inbox, .. } = inner.unwrap_or_else(PoisonError::into_inner);
+        Some(Rest {
+            stream,
+            // Copied: a tunnel would hold all of the buffer, mostly for no byte at all, until its client says something.
+            early: Bytes::copy_from_slice(&inbox.bytes),
+        })
+    }
+}
+
+impl Answering {
+    /// Moves what there is of the body into the outbox, as far as there is room.
+    fn gather<I>(&mut self, connection: &Connection<I>, cx: &mut Context<'_>) -> Poll<()> {
+        while !self.ended && !self.broken && connection.0.inner().outbox.has_room() {
+            // Not under the lock: the origin's connection may still read the request's body.
+            let frame = match self.answer.is_end_stream() {
+                true => None,
+                false => ready!(Pin::new(&mut self.answer).poll_frame(cx)),
+            };
+            let mut inner = connection.0.inner();
+            match frame {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => inner.outbox.data(&self.encoder, data),
+                    Err(frame) => {
+                        inner.outbox.end(&self.encoder, frame.trailers_ref());
+                        self.ended = true;
+                    }
+                },
+                Some(Err(_)) => self.broken = true,
+                None => {
+                    inner.outbox.end(&self.encoder, None);
+                    self.ended = true;
+                }
+            }
+        }
+        if self.ended {
+            self.answer.settle();
+        }
+        Poll::Ready(())
+    }
+}
+
+/// What a client is told that leaves amid a head. Who only stopped sending gets an answer.
+const HALF_A_HEAD: Error =
+    Error::Malformed("the connection ended within a request head; send all of it");
+
+impl<I> Shared<I> {
+    fn inner(&self) -> MutexGuard<'_, Inner<I>> {
+        // One task uses it; the lock is there for the form, and nobody ever waits for it.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Inner<I> {
+    fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let polled = self.inbox.poll_fill(&mut self.stream, cx);
+        self.reading = polled.is_pending();
+        if let Poll::Ready(Ok(1..)) = polled {
+            self.follow();
+        }
+        polled
+    }
+
+    /// Reads on, in front of everybody.
+    fn follow(&mut self) {
+        let (passing, fault) = self.framing.follow(&self.inbox.bytes[self.readable..]);
+        self.readable += passing;
+        // The first fault is the last: nothing is followed after it.
+        self.fault = self.fault.or(fault);
+    }
+
+    fn take_request(&mut self, shared: &Arc<Shared<I>>) -> Asked {
+        let before = self.inbox.bytes.len();
+        let read = head::request(&mut self.inbox.bytes);
+        self.readable = self
+            .readable
+            .saturating_sub(before - self.inbox.bytes.len());
+        let Ok((parts, spelling)) = read else {
+            // What the follower lets pass can be read; or there is a fault in one of them, and nothing may go anywhere.
+            self.fault = Some(Fault::Broken(UNREADABLE));
+            return refused(&self.inbox.bytes, UNREADABLE);
+        };
+        let form = Form {
+            head: parts.method == Method::HEAD,
+            connect: parts.method == Method::CONNECT,
+            old: parts.version == Version::HTTP_10,
+            trailers: reads_trailers(&parts),
+            kept: head::is_kept(parts.version, &parts.headers),
+        };
+        self.decoder = decoder(&parts);
+        self.expects = !self.decoder.is_over()
+            && !form.old
+            && parts
+                .headers
+                .get(EXPECT)
+                .is_some_and(|v| v.as_bytes().eq_ignore_ascii_case(b"100-continue"));
+        let body = match &self.decoder {
+            Decoder::Over => Incoming::none(spelling),
+            decoder => Incoming::new(shared.clone(), decoder.left(), spelling),
+        };
+        Asked {
+            request: Request::from_parts(parts, body),
+            verdict: Ok(()),
+            form,
+        }
+    }
+}
+
+const UNREADABLE: Error = Error::Malformed("the request cannot be read");
+
+/// What the follower has found well-formed.
+fn decoder(parts: &request::Parts) -> Decoder {
+    if parts.method == Method::CONNECT {
+        return Decoder::Over;
+    }
+    if parts.headers.contains_key(TRANSFER_ENCODING) {
+        return Decoder::chunked();
+    }
+    let length = parts.headers.get(CONTENT_LENGTH);
+    let length = length.and_then(|v| v.to_str().ok()?.parse().ok());
+    length.map_or(Decoder::Over, Decoder::of_length)
+}
+
+fn reads_trailers(parts: &request::Parts) -> bool {
+    let mut codings = parts.headers.get_all(TE).iter();
+    codings.any(|v| {
+        let mut codings = v.as_bytes().split(|b| *b == b',');
+        codings.any(|c| c.trim_ascii().eq_ignore_ascii_case(b"trailers"))
+    })
+}
+
+/// A request to stand for a head that is refused. The method stays: it decides what form the answer has.
+fn refused(head: &[u8], e: Error) -> Asked {
+    let head = head.trim_ascii_start();
+    let known = [Method::CONNECT, Method::HEAD, Method::POST];
+    let begins = |m: &Method| {
+        let rest = head.strip_prefix(m.as_str().as_bytes());
+        rest.is_some_and(|rest| rest.starts_with(b" "))
+    };
+    let method = known.into_iter().find(begins).unwrap_or(Method::GET);
+    let form = Form {
+        head: method == Method::HEAD,
+        connect: method == Method::CONNECT,
+        old: false,
+        trailers: false,
+        kept: false,
+    };
+    let mut request = Request::new(Incoming::default());
+    *request.method_mut() = method;
+    Asked {
+        request,
+        verdict: Err(e),
+        form,
+    }
+}
+
+impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Source for Shared<I> {
+    fn poll_part(&self, cx: &mut Context<'_>) -> Poll<Result<Part, Error>> {
+        let mut inner = self.inner();
+        if std::mem::take(&mut inner.expects) {
+            inner.outbox.lead.extend_from_slice(CONTINUE);
+        }
+        loop {
+            let Inner {
+                stream,
+                inbox,
+                readable,
+                decoder,
+                outbox,
+                ..
+            } = &mut *inner;
+            match decoder.decode(&mut inbox.bytes, readable) {
+                Ok(Part::Later) => {}
+                Ok(part) => return Poll::Ready(Ok(part)),
+                Err(_) => return Poll::Ready(Err(BODY_BROKEN)),
+            }
+            // Leave to send, if it is to be given. What the client does not take now goes out with the answer.
+            if !outbox.is_empty() {
+                let _ = outbox.poll_flush(stream, cx);
+            }
+            if inner.fault.is_some() {
+                return Poll::Ready(Err(BODY_BROKEN));
+            }
+            match ready!(inner.poll_fill(cx)) {
+                Ok(1..) => {}
+                Ok(0) | Err(_) => return Poll::Ready(Err(BODY_BROKEN)),
+            }
+        }
+    }
+}

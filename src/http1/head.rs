@@ -1,0 +1,206 @@
+//! Heads: from a buffer to the types of the `http` crate and back, each name spelled as it came.
+
+use std::mem::MaybeUninit;
+
+use bytes::{BufMut as _, Bytes, BytesMut};
+use http::{
+    HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, Uri, Version,
+    header::CONNECTION, request, response,
+};
+use httparse::{Header, ParserConfig, Status};
+use hyper::ext::ReasonPhrase;
+
+use crate::downstream::framing;
+
+/// Fields in the head of an answer, and bytes.
+const ANSWER_FIELDS: usize = 128;
+const ANSWER_LIMIT: usize = 256 * 1024;
+
+/// The head of a message as it came, and where its fields are in it. Names are the same however they are spelled (RFC 9110
+/// section 5.1), but not all recipients know.
+#[derive(Clone, Debug, Default)]
+pub struct Spelling {
+    head: Bytes,
+    fields: Vec<Place>,
+}
+
+/// Where name and value of a field are in a head.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    name: (u32, u32),
+    value: (u32, u32),
+}
+
+/// Not a head of HTTP/1.1 or HTTP/1.0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed;
+
+/// Takes the head of a request out of `buffer`, which begins with a whole one.
+///
+/// # Errors
+/// It cannot be read.
+pub fn request(buffer: &mut BytesMut) -> Result<(request::Parts, Spelling), Malformed> {
+    let mut fields = [const { MaybeUninit::uninit() }; framing::FIELD_LIMIT];
+    let mut read = httparse::Request::new(&mut []);
+    let Ok(Status::Complete(length)) = read.parse_with_uninit_headers(buffer, &mut fields) else {
+        return Err(Malformed);
+    };
+    let (Some(method), Some(target), Some(version)) = (read.method, read.path, read.version) else {
+        return Err(Malformed);
+    };
+    let mut parts = Request::new(()).into_parts().0;
+    parts.method = Method::from_bytes(method.as_bytes()).map_err(|_| Malformed)?;
+    parts.version = version_of(version);
+    let target = place(buffer, target.as_bytes());
+    let fields = places(buffer, read.headers);
+    let head = buffer.split_to(length).freeze();
+    let spelling = Spelling { head, fields };
+    parts.uri = Uri::from_maybe_shared(spelling.slice(target)).map_err(|_| Malformed)?;
+    parts.headers = spelling.fields()?;
+    Ok((parts, spelling))
+}
+
+/// Takes the head of an answer out of `buffer`, if all of it is there.
+///
+/// # Errors
+/// It cannot be read, or is too large.
+pub fn response(buffer: &mut BytesMut) -> Result<Option<(response::Parts, Spelling)>, Malformed> {
+    let mut fields = [const { MaybeUninit::uninit() }; ANSWER_FIELDS];
+    let mut read = httparse::Response::new(&mut []);
+    let config = ParserConfig::default();
+    let length = match config.parse_response_with_uninit_headers(&mut read, buffer, &mut fields) {
+        Ok(Status::Complete(length)) => length,
+        Ok(Status::Partial) if buffer.len() < ANSWER_LIMIT => return Ok(None),
+        _ => return Err(Malformed),
+    };
+    let (Some(code), Some(version)) = (read.code, read.version) else {
+        return Err(Malformed);
+    };
+    let mut parts = Response::new(()).into_parts().0;
+    parts.status = StatusCode::from_u16(code).map_err(|_| Malformed)?;
+    parts.version = version_of(version);
+    let usual = parts.status.canonical_reason().unwrap_or_default();
+    if let Some(reason) = read.reason.filter(|r| !r.is_empty() && *r != usual) {
+        let reason = ReasonPhrase::try_from(reason.as_bytes()).map_err(|_| Malformed)?;
+        parts.extensions.insert(reason);
+    }
+    let fields = places(buffer, read.headers);
+    let head = buffer.split_to(length).freeze();
+    let spelling = Spelling { head, fields };
+    parts.headers = spelling.fields()?;
+    Ok(Some((parts, spelling)))
+}
+
+fn version_of(minor: u8) -> Version {
+    match minor {
+        0 => Version::HTTP_10,
+        _ => Version::HTTP_11,
+    }
+}
+
+/// Where the fields are, which were read from `head`; its length fits any of these numbers.
+fn places(head: &[u8], fields: &[Header<'_>]) -> Vec<Place> {
+    let places = fields.iter().map(|field| Place {
+        name: place(head, field.name.as_bytes()),
+        value: place(head, field.value),
+    });
+    places.collect()
+}
+
+fn place(head: &[u8], part: &[u8]) -> (u32, u32) {
+    let start = part.as_ptr() as usize - head.as_ptr() as usize;
+    (start as u32, (start + part.len()) as u32)
+}
+
+impl Spelling {
+    fn slice(&self, (start, end): (u32, u32)) -> Bytes {
+        self.head.slice(start as usize..end as usize)
+    }
+
+    fn fields(&self) -> Result<HeaderMap, Malformed> {
+        let mut map = HeaderMap::with_capacity(self.fields.len());
+        for Place { name, value } in &self.fields {
+            let name = HeaderName::from_bytes(part(&self.head, *name)).map_err(|_| Malformed)?;
+            let value = HeaderValue::from_maybe_shared(self.slice(*value));
+            map.append(name, value.map_err(|_| Malformed)?);
+        }
+        Ok(map)
+    }
+
+    /// Writes fields, spelled as they came where they came. Most are still in the order in which they did.
+    pub fn write(&self, fields: &HeaderMap, out: &mut BytesMut) {
+        let mut next = 0;
+        for (name, value) in fields {
+            let spelled = |place: &Place| {
+                let spelled = part(&self.head, place.name);
+                spelled
+                    .eq_ignore_ascii_case(name.as_ref())
+                    .then_some(spelled)
+            };
+            let later = self.fields.iter().enumerate().skip(next);
+            let earlier = self.fields.iter().enumerate().take(next);
+            let found = later
+                .chain(earlier)
+                .find_map(|(i, place)| Some((i, spelled(place)?)));
+            let spelled = match found {
+                Some((i, spelled)) => {
+                    next = i + 1;
+                    spelled
+                }
+                None => name.as_ref(),
+            };
+            out.reserve(spelled.len() + value.len() + 4);
+            out.put_slice(spelled);
+            out.put_slice(b": ");
+            out.put_slice(value.as_bytes());
+            out.put_slice(b"\r\n");
+        }
+    }
+}
+
+fn part(head: &[u8], (start, end): (u32, u32)) -> &[u8] {
+    &head[start as usize..end as usize]
+}
+
+/// Writes the first line of a request.
+pub fn write_request_line(method: &Method, target: &Uri, out: &mut BytesMut) {
+    out.put_slice(method.as_str().as_bytes());
+    out.put_slice(b" ");
+    let target = target.path_and_query().map_or("/", |t| t.as_str());
+    out.put_slice(target.as_bytes());
+    out.put_slice(b" HTTP/1.1\r\n");
+}
+
+/// Writes the first line of an answer.
+pub fn write_status_line(parts: &response::Parts, old: bool, out: &mut BytesMut) {
+    out.put_slice(if old { b"HTTP/1.0 " } else { b"HTTP/1.1 " });
+    out.put_slice(parts.status.as_str().as_bytes());
+    out.put_slice(b" ");
+    match parts.extensions.get::<ReasonPhrase>() {
+        Some(reason) => out.put_slice(reason.as_bytes()),
+        None => out.put_slice(
+            parts
+                .status
+                .canonical_reason()
+                .unwrap_or_default()
+                .as_bytes(),
+        ),
+    }
+    out.put_slice(b"\r\n");
+}
+
+/// Whether `Connection` has this option (RFC 9110 section 7.6.1).
+pub fn has_option(fields: &HeaderMap, option: &str) -> bool {
+    let values = fields.get_all(CONNECTION).iter();
+    values
+        .flat_map(|v| v.as_bytes().split(|b| *b == b','))
+        .any(|o| o.trim_ascii().eq_ignore_ascii_case(option.as_bytes()))
+}
+
+/// Whether the sender of a message means to keep the connection (RFC 9112 section 9.3).
+pub fn is_kept(version: Version, fields: &HeaderMap) -> bool {
+    match version {
+        Version::HTTP_10 => has_option(fields, "keep-alive") && !has_option(fields, "close"),
+        _ => !has_option(fields, "close"),
+    }
+}
