@@ -5,8 +5,9 @@
 
 use std::{path::Path, str::FromStr as _};
 
+use bytes::BytesMut;
 use http::{
-    HeaderMap, HeaderName, HeaderValue, StatusCode,
+    HeaderMap, HeaderName, HeaderValue, StatusCode, Version,
     header::{CONNECTION, CONTENT_LENGTH, PROXY_AUTHORIZATION, TRANSFER_ENCODING},
 };
 use paceline::{
@@ -14,6 +15,10 @@ use paceline::{
     config::Config,
     downstream::framing::{Fault, Framing},
     headers,
+    http1::{
+        body::{Decoder, Part},
+        head,
+    },
     listener::proxy_protocol,
     membership::{cluster::Cluster, lease::Lease},
     pacing::{
@@ -48,6 +53,15 @@ pub const ALL: &[Target] = &[
             "127.1",
             "0x7f.1:1",
             "[::ffff:127.0.0.1]:1",
+        ],
+    },
+    Target {
+        name: "answer",
+        run: answer,
+        seeds: &[
+            "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabc",
+            "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n0\r\nA: b\r\n\r\n",
+            "HTTP/1.1 100 Continue\r\n\r\nHTTP/1.0 299 So so\r\nX: \r\nx: y\r\n\r\nabc",
         ],
     },
     Target {
@@ -189,6 +203,55 @@ fn assert_folded(host: &Host) {
         }
         Host::Ip(ip) => assert_eq!(ip.to_canonical(), *ip),
     }
+}
+
+/// An answer is read, or is malformed, the same however its bytes are cut; what is read can be written and is read again. The
+/// first byte says how they are cut.
+pub fn answer(bytes: &[u8]) {
+    let Some((cut, stream)) = bytes.split_first() else {
+        return;
+    };
+    let whole = read_answer([stream]);
+    let piecewise = read_answer(stream.chunks(usize::from(*cut).max(1)));
+    assert_eq!(whole, piecewise);
+}
+
+/// The head as it is written again, the data, and whether it ended; or nothing where it is malformed.
+fn read_answer<'a>(
+    pieces: impl IntoIterator<Item = &'a [u8]>,
+) -> Option<(Option<BytesMut>, Vec<u8>, bool)> {
+    let (mut buffer, mut data) = (BytesMut::new(), Vec::new());
+    let mut written = None;
+    let mut decoder = Decoder::Over;
+    for piece in pieces {
+        buffer.extend_from_slice(piece);
+        if written.is_none() {
+            let Some((parts, spelling)) = head::response(&mut buffer).ok()? else {
+                continue;
+            };
+            let mut again = BytesMut::new();
+            head::write_status_line(&parts, parts.version == Version::HTTP_10, &mut again);
+            spelling.write(&parts.headers, &mut again);
+            again.extend_from_slice(b"\r\n");
+            let (same, _) = head::response(&mut again.clone()).ok()??;
+            assert_eq!((same.status, &same.headers), (parts.status, &parts.headers));
+            decoder = match parts.headers.contains_key(TRANSFER_ENCODING) {
+                true => Decoder::chunked(),
+                false => Decoder::UntilClose,
+            };
+            written = Some(again);
+        }
+        let mut readable = buffer.len();
+        loop {
+            match decoder.decode(&mut buffer, &mut readable).ok()? {
+                Part::Data(part) => data.extend_from_slice(&part),
+                Part::Trailers(_) => {}
+                Part::End | Part::Later => break,
+            }
+            assert_eq!(readable, buffer.len());
+        }
+    }
+    Some((written, data, decoder.is_over()))
 }
 
 /// What passes does not depend on how the bytes were cut, and nothing passes after a fault. The first byte says how they

@@ -202,21 +202,23 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<I> {
         let out = &mut inner.outbox.lead;
         let old = form.old || parts.version == Version::HTTP_10;
         head::write_status_line(&parts, old, out);
-        answer.take_spelling().write(fields, out);
+        let spelling = answer.take_spelling();
+        spelling.write(fields, out);
         match length {
             _ if lengthless || fields.contains_key(CONTENT_LENGTH) => {}
             Some(length) if bodied || length > 0 => {
                 // Writing to memory does not fail.
                 let _ = write!(out, "content-length: {length}\r\n");
             }
-            _ if chunked => out.extend_from_slice(b"transfer-encoding: chunked\r\n"),
+            _ if chunked => head::write_field(spelling.of(&TRANSFER_ENCODING), b"chunked", out),
             _ => {}
         }
         if !switched && !opened && !fields.contains_key(CONNECTION) {
             match (kept, form.old) {
                 (true, true) => out.extend_from_slice(b"connection: keep-alive\r\n"),
-                (false, _) => out.extend_from_slice(b"connection: close\r\n"),
-                (true, false) => {}
+                (false, false) => out.extend_from_slice(b"connection: close\r\n"),
+                // Each version's own way.
+                (true, false) | (false, true) => {}
             }
         }
         out.extend_from_slice(b"\r\n");
@@ -505,6 +507,147 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Source for Shared<I> {
                 Ok(1..) => {}
                 Ok(0) | Err(_) => return Poll::Ready(Err(BODY_BROKEN)),
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, DuplexStream, duplex};
+
+    use super::*;
+
+    const SWITCH: &[u8] =
+        b"GET /x HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n";
+
+    /// A client that has said something, and the connection on which it is heard.
+    async fn said(text: &[u8]) -> (DuplexStream, Connection<DuplexStream>) {
+        let (mut client, server) = duplex(64 * 1024);
+        client.write_all(text).await.expect("room");
+        (client, Connection::new(server))
+    }
+
+    async fn asked(connection: &Connection<DuplexStream>) -> Asked {
+        let asked = std::future::poll_fn(|cx| connection.poll_asked(cx)).await;
+        asked.expect("the client is there")
+    }
+
+    async fn answer(connection: &Connection<DuplexStream>, form: Form, text: &'static str) -> bool {
+        let mut answering = connection.begin(Response::new(Answer::text(text)), form, false);
+        let sent = std::future::poll_fn(|cx| connection.poll_answer(&mut answering, cx)).await;
+        assert_eq!(sent, Ok(()));
+        answering.kept && connection.go_on()
+    }
+
+    async fn heard(client: &mut DuplexStream, length: usize) -> String {
+        let mut bytes = vec![0; length];
+        client.read_exact(&mut bytes).await.expect("so much");
+        String::from_utf8(bytes).expect("text")
+    }
+
+    #[tokio::test]
+    async fn what_comes_before_a_switch_is_answered_is_left_as_it_came() {
+        let (_client, connection) = said(&[SWITCH, b"\x81\0\n"].concat()).await;
+        assert!(asked(&connection).await.verdict.is_ok());
+        assert_eq!(
+            &connection.into_rest().expect("nobody else's").early[..],
+            b"\x81\0\n"
+        );
+    }
+
+    #[tokio::test]
+    async fn what_comes_before_a_switch_is_refused_is_read_as_requests() {
+        let next = b"GET /y HTTP/1.1\r\nHost: a\r\n\r\n";
+        let (_client, connection) = said(&[SWITCH, next].concat()).await;
+        let first = asked(&connection).await;
+        assert!(answer(&connection, first.form, "no").await);
+        assert_eq!(asked(&connection).await.request.uri(), "/y");
+
+        let (_client, connection) = said(&[SWITCH, b"\x81\0\n"].concat()).await;
+        let first = asked(&connection).await;
+        assert!(answer(&connection, first.form, "no").await);
+        assert!(asked(&connection).await.verdict.is_err());
+    }
+
+    #[tokio::test]
+    async fn requests_in_a_row_are_answered_in_a_row_and_the_one_refused_is_the_last() {
+        let stream = b"GET /1 HTTP/1.1\r\nHost: a\r\n\r\nHEAD /2 HTTP/1.1\r\nHost: a\r\n\r\nPOST / HTTP/1.1\r\n\r\n";
+        let (mut client, connection) = said(stream).await;
+        let (one, two) = (
+            "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\none",
+            "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n",
+        );
+        let first = asked(&connection).await;
+        assert!(answer(&connection, first.form, "one").await);
+        assert_eq!(heard(&mut client, one.len()).await, one);
+        let second = asked(&connection).await;
+        assert!(answer(&connection, second.form, "two").await);
+        assert_eq!(heard(&mut client, two.len()).await, two);
+        let third = asked(&connection).await;
+        assert_eq!(
+            (third.request.method(), third.verdict.is_err()),
+            (&Method::POST, true)
+        );
+        assert!(!answer(&connection, third.form, "bad").await);
+    }
+
+    #[tokio::test]
+    async fn leave_to_send_a_body_is_given_when_it_is_asked_for_and_not_behind_the_answer() {
+        let stream =
+            b"POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n";
+        let (mut client, connection) = said(stream).await;
+        let mut first = asked(&connection).await;
+        let reading = std::future::poll_fn(|cx| Pin::new(first.request.body_mut()).poll_frame(cx));
+        let sending = async {
+            assert_eq!(
+                heard(&mut client, CONTINUE.len()).await.as_bytes(),
+                CONTINUE
+            );
+            client.write_all(b"ab").await.expect("room");
+        };
+        let (frame, ()) = tokio::join!(reading, sending);
+        let frame = frame.expect("a body").expect("whole");
+        assert_eq!(frame.into_data().expect("data"), "ab");
+        assert!(answer(&connection, first.form, "").await);
+
+        let (_client, connection) = said(stream).await;
+        let first = asked(&connection).await;
+        assert!(
+            !answer(&connection, first.form, "no").await,
+            "it may send the body all the same"
+        );
+        let part = std::future::poll_fn(|cx| connection.0.poll_part(cx));
+        assert!(
+            tokio::time::timeout(std::time::Duration::ZERO, part)
+                .await
+                .is_err()
+        );
+        assert!(connection.inner().outbox.is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_body_that_nobody_wanted_is_in_the_way_unless_it_is_there() {
+        let stream = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nabcdGET /y HTTP/1.1\r\nHost: a\r\n\r\n";
+        let (_client, connection) = said(stream).await;
+        let first = asked(&connection).await;
+        assert!(answer(&connection, first.form, "no").await);
+        assert_eq!(asked(&connection).await.request.uri(), "/y");
+        let (_client, connection) = said(&stream[..stream.len() - 30]).await;
+        let first = asked(&connection).await;
+        assert!(!answer(&connection, first.form, "no").await);
+    }
+
+    #[tokio::test]
+    async fn a_client_that_leaves_amid_a_head_is_told_and_one_between_requests_is_not() {
+        for (text, told) in [("GET / HTTP/1.1\r\nHo", true), ("\r\n", false), ("", false)] {
+            let (client, connection) = said(text.as_bytes()).await;
+            drop(client);
+            let asked = std::future::poll_fn(|cx| connection.poll_asked(cx)).await;
+            assert_eq!(
+                asked.is_some_and(|a| a.verdict == Err(HALF_A_HEAD)),
+                told,
+                "{text}"
+            );
         }
     }
 }

@@ -127,7 +127,13 @@ impl Chunk {
     ) -> Result<Option<Part>, Malformed> {
         let here = &buffer[..*readable];
         match self {
+            // An empty line has no size, though some take it for nought.
+            Chunk::Size if !here[0].is_ascii_hexdigit() => Err(Malformed),
             Chunk::Size => match httparse::parse_chunk_size(here) {
+                // An extension may hold no control character: a line feed in it is the end of the line to some.
+                Ok(Status::Complete((line, _))) if here[..line - 2].iter().any(is_control) => {
+                    Err(Malformed)
+                }
                 Ok(Status::Complete((line, size))) => {
                     advance(buffer, readable, line);
                     *self = match size {
@@ -193,6 +199,10 @@ fn later(here: &[u8]) -> Result<Option<Part>, Malformed> {
     }
 }
 
+fn is_control(byte: &u8) -> bool {
+    byte.is_ascii_control() && *byte != b'\t'
+}
+
 fn least(left: u64, here: usize) -> usize {
     usize::try_from(left).map_or(here, |left| left.min(here))
 }
@@ -205,4 +215,137 @@ fn take(buffer: &mut BytesMut, readable: &mut usize, length: usize) -> Bytes {
 fn advance(buffer: &mut BytesMut, readable: &mut usize, length: usize) {
     *readable -= length;
     buffer.advance(length);
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::{collection::vec, prelude::*, sample::Index};
+
+    use super::*;
+
+    /// What a decoder makes of a stream that comes in pieces: data, trailers, what is left, and whether it ended.
+    #[derive(Debug, PartialEq, Eq)]
+    struct Read {
+        data: Vec<u8>,
+        trailers: Vec<(String, String)>,
+        rest: Vec<u8>,
+        end: Result<bool, Malformed>,
+    }
+
+    fn read<'b>(mut decoder: Decoder, pieces: impl Iterator<Item = &'b [u8]>) -> Read {
+        let (mut buffer, mut data, mut trailers) = (BytesMut::new(), Vec::new(), Vec::new());
+        let mut end = Ok(false);
+        for piece in pieces {
+            buffer.extend_from_slice(piece);
+            let mut readable = buffer.len();
+            while end == Ok(false) {
+                match decoder.decode(&mut buffer, &mut readable) {
+                    Ok(Part::Data(part)) => data.extend_from_slice(&part),
+                    Ok(Part::Trailers(fields)) => trailers.extend(fields.iter().map(|(n, v)| {
+                        let value = String::from_utf8_lossy(v.as_bytes());
+                        (n.to_string(), value.into_owned())
+                    })),
+                    Ok(Part::End) => end = Ok(true),
+                    Ok(Part::Later) => break,
+                    Err(e) => end = Err(e),
+                }
+                assert_eq!(readable, buffer.len());
+            }
+        }
+        Read {
+            data,
+            trailers,
+            rest: buffer.to_vec(),
+            end,
+        }
+    }
+
+    fn chunked(stream: &[u8]) -> Read {
+        read(Decoder::chunked(), [stream].into_iter())
+    }
+
+    #[test]
+    fn a_body_ends_where_it_says_and_what_follows_stays() {
+        let of = |decoder, stream: &'static [u8]| read(decoder, [stream].into_iter());
+        let three = of(Decoder::of_length(3), b"abcGET");
+        assert_eq!(
+            (&three.data[..], &three.rest[..]),
+            (&b"abc"[..], &b"GET"[..])
+        );
+        assert_eq!(of(Decoder::of_length(0), b"GET").rest, b"GET");
+        assert_eq!(of(Decoder::UntilClose, b"abc").end, Ok(false));
+        let chunks = chunked(b"2;a=b\r\nab\r\n1 \r\nc\r\n0\r\nX-Sum: 9\r\n\r\nGET");
+        assert_eq!(chunks.data, b"abc");
+        assert_eq!(chunks.trailers, [("x-sum".to_owned(), "9".to_owned())]);
+        assert_eq!((chunks.end, &chunks.rest[..]), (Ok(true), &b"GET"[..]));
+    }
+
+    #[test]
+    fn chunks_that_others_may_read_otherwise_are_malformed() {
+        for stream in [
+            &b"3\nabc\r\n0\r\n\r\n"[..],
+            b"3\r\nabcX0\r\n\r\n",
+            b"3\r\nabc\n0\r\n\r\n",
+            b"0x3\r\nabc\r\n0\r\n\r\n",
+            b"-3\r\n",
+            b"\r\n",
+            b"g\r\n",
+            b"11111111111111111\r\n",
+            b"3;a\nb\r\nabc\r\n0\r\n\r\n",
+            b"3;\0\r\nabc\r\n0\r\n\r\n",
+            b"0\r\nno colon\r\n\r\n",
+            b"0\r\n folded: x\r\n\r\n",
+        ] {
+            assert_eq!(
+                chunked(stream).end,
+                Err(Malformed),
+                "{}",
+                stream.escape_ascii()
+            );
+        }
+    }
+
+    #[test]
+    fn a_line_and_trailers_have_an_end() {
+        let line = [&b"3;"[..], &[b'x'; 2 * LINE_LIMIT]].concat();
+        assert_eq!(chunked(&line).end, Err(Malformed));
+        let trailers = [&b"0\r\nx: "[..], &[b'x'; 2 * LINE_LIMIT]].concat();
+        assert_eq!(chunked(&trailers).end, Err(Malformed));
+        let fields = b"x: y\r\n".repeat(TRAILER_FIELDS + 1);
+        assert_eq!(
+            chunked(&[b"0\r\n", &fields[..], b"\r\n"].concat()).end,
+            Err(Malformed)
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn chunks_are_read_the_same_however_they_are_cut(
+            chunks in vec(vec(any::<u8>(), 1..40), 0..6),
+            cuts in vec(any::<Index>(), 0..12),
+            change in proptest::option::of((any::<Index>(), any::<u8>())),
+        ) {
+            let mut stream = Vec::new();
+            for chunk in &chunks {
+                stream.extend(format!("{:x}\r\n", chunk.len()).into_bytes());
+                stream.extend(chunk);
+                stream.extend(b"\r\n");
+            }
+            stream.extend(b"0\r\nA: b\r\n\r\nGET");
+            if let Some((at, byte)) = change {
+                let at = at.index(stream.len());
+                stream[at] = byte;
+            }
+            let mut cuts: Vec<usize> = cuts.iter().map(|c| c.index(stream.len() + 1)).collect();
+            cuts.extend([0, stream.len()]);
+            cuts.sort_unstable();
+            let cut = read(Decoder::chunked(), cuts.windows(2).map(|w| &stream[w[0]..w[1]]));
+            let whole = chunked(&stream);
+            prop_assert_eq!((&whole.data, whole.end), (&cut.data, cut.end));
+            if change.is_none() {
+                prop_assert_eq!(&whole.data, &chunks.concat());
+                prop_assert_eq!((whole.end, &whole.rest[..]), (Ok(true), &b"GET"[..]));
+            }
+        }
+    }
 }

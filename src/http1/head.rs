@@ -12,7 +12,7 @@ use hyper::ext::ReasonPhrase;
 
 use crate::downstream::framing;
 
-/// Fields in the head of an answer, and bytes.
+/// Fields in the head of an answer, which are no more than there are bits in a `u128`, and bytes.
 const ANSWER_FIELDS: usize = 128;
 const ANSWER_LIMIT: usize = 256 * 1024;
 
@@ -127,35 +127,43 @@ impl Spelling {
         Ok(map)
     }
 
+    /// How this name was spelled, if it was there.
+    pub fn of<'s>(&'s self, name: &'s HeaderName) -> &'s [u8] {
+        let names = self.fields.iter().map(|place| part(&self.head, place.name));
+        let mut names = names.filter(|spelled| spelled.eq_ignore_ascii_case(name.as_ref()));
+        names.next().unwrap_or(name.as_ref())
+    }
+
     /// Writes fields, spelled as they came where they came. Most are still in the order in which they did.
     pub fn write(&self, fields: &HeaderMap, out: &mut BytesMut) {
-        let mut next = 0;
+        let (mut next, mut used) = (0, 0_u128);
         for (name, value) in fields {
-            let spelled = |place: &Place| {
-                let spelled = part(&self.head, place.name);
-                spelled
-                    .eq_ignore_ascii_case(name.as_ref())
-                    .then_some(spelled)
+            // Each place lends its spelling once; there are no more of them than bits.
+            let fits = |i: &usize| {
+                let spelled = part(&self.head, self.fields[*i].name);
+                used & (1 << i) == 0 && spelled.eq_ignore_ascii_case(name.as_ref())
             };
-            let later = self.fields.iter().enumerate().skip(next);
-            let earlier = self.fields.iter().enumerate().take(next);
-            let found = later
-                .chain(earlier)
-                .find_map(|(i, place)| Some((i, spelled(place)?)));
-            let spelled = match found {
-                Some((i, spelled)) => {
+            let places = next..self.fields.len();
+            let spelled = match places.chain(0..next).find(fits) {
+                Some(i) => {
                     next = i + 1;
-                    spelled
+                    used |= 1 << i;
+                    part(&self.head, self.fields[i].name)
                 }
                 None => name.as_ref(),
             };
-            out.reserve(spelled.len() + value.len() + 4);
-            out.put_slice(spelled);
-            out.put_slice(b": ");
-            out.put_slice(value.as_bytes());
-            out.put_slice(b"\r\n");
+            write_field(spelled, value.as_bytes(), out);
         }
     }
+}
+
+/// Writes one field; behind the colon of one without a value comes nothing, as it does mostly.
+pub fn write_field(name: &[u8], value: &[u8], out: &mut BytesMut) {
+    out.reserve(name.len() + value.len() + 4);
+    out.put_slice(name);
+    out.put_slice(if value.is_empty() { b":" } else { b": " });
+    out.put_slice(value);
+    out.put_slice(b"\r\n");
 }
 
 fn part(head: &[u8], (start, end): (u32, u32)) -> &[u8] {
@@ -202,5 +210,113 @@ pub fn is_kept(version: Version, fields: &HeaderMap) -> bool {
     match version {
         Version::HTTP_10 => has_option(fields, "keep-alive") && !has_option(fields, "close"),
         _ => !has_option(fields, "close"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn written(spelling: &Spelling, fields: &HeaderMap) -> String {
+        let mut out = BytesMut::new();
+        spelling.write(fields, &mut out);
+        String::from_utf8(out.to_vec()).expect("as it was read")
+    }
+
+    #[test]
+    fn a_head_is_taken_out_and_what_follows_stays() {
+        let mut buffer = BytesMut::from("\r\nGET /a?b HTTP/1.0\r\nX-A:  1 \r\n\r\nGET");
+        let (parts, _) = request(&mut buffer).expect("well-formed");
+        assert_eq!(
+            (parts.method, parts.version),
+            (Method::GET, Version::HTTP_10)
+        );
+        assert_eq!(
+            (parts.uri, &parts.headers["x-a"]),
+            (Uri::from_static("/a?b"), &HeaderValue::from_static("1"))
+        );
+        assert_eq!(buffer, "GET");
+        let mut buffer = BytesMut::from("HTTP/1.1 299 Fine so far\r\nx: y\r\n\r\nbody");
+        let (parts, _) = response(&mut buffer).expect("well-formed").expect("whole");
+        let reason = parts.extensions.get::<ReasonPhrase>().expect("unusual");
+        assert_eq!(
+            (parts.status.as_u16(), reason.as_bytes()),
+            (299, &b"Fine so far"[..])
+        );
+        assert_eq!(buffer, "body");
+        let mut line = BytesMut::new();
+        write_status_line(&parts, false, &mut line);
+        assert_eq!(line, "HTTP/1.1 299 Fine so far\r\n");
+    }
+
+    #[test]
+    fn a_head_that_is_none_or_has_no_end_is_malformed() {
+        for text in [
+            "SSH-2.0-x\r\n\r\n",
+            "HTTP/2.0 200 OK\r\n\r\n",
+            "HTTP/1.1 99 x\r\n\r\n",
+        ] {
+            assert!(response(&mut BytesMut::from(text)).is_err(), "{text}");
+        }
+        assert_eq!(
+            response(&mut BytesMut::from("HTTP/1.1 200 OK\r\nx")).map(|h| h.is_none()),
+            Ok(true)
+        );
+        let long = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(ANSWER_LIMIT));
+        assert!(response(&mut BytesMut::from(&long[..])).is_err());
+        let many = format!(
+            "HTTP/1.1 200 OK\r\n{}\r\n",
+            "x: y\r\n".repeat(ANSWER_FIELDS + 1)
+        );
+        assert!(response(&mut BytesMut::from(&many[..])).is_err());
+    }
+
+    #[test]
+    fn names_keep_their_spelling_whatever_is_taken_out_or_put_in() {
+        let head = "GET / HTTP/1.1\r\nHOST: a\r\nx-Dup: 1\r\nProxy-Connection: y\r\nX-DUP: 2\r\nEmpty:\r\n\r\n";
+        let (mut parts, spelling) = request(&mut BytesMut::from(head)).expect("well-formed");
+        parts.headers.remove("proxy-connection");
+        parts.headers.append("via", HeaderValue::from_static("us"));
+        let text = written(&spelling, &parts.headers);
+        // Taking one out of the map moves its last into the gap.
+        let mut lines: Vec<_> = text.lines().collect();
+        lines.sort_unstable();
+        assert_eq!(
+            lines,
+            ["Empty:", "HOST: a", "X-DUP: 2", "via: us", "x-Dup: 1"]
+        );
+    }
+
+    #[test]
+    fn connections_are_kept_as_their_version_has_it() {
+        for (version, said, kept) in [
+            (Version::HTTP_11, "", true),
+            (Version::HTTP_11, "foo, Close", false),
+            (Version::HTTP_10, "", false),
+            (Version::HTTP_10, "Keep-Alive", true),
+            (Version::HTTP_10, "keep-alive, close", false),
+        ] {
+            let mut fields = HeaderMap::new();
+            fields.insert(CONNECTION, HeaderValue::from_static(said));
+            assert_eq!(is_kept(version, &fields), kept, "{version:?} {said}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_read_is_written_as_it_came(fields in prop::collection::vec(("[A-Za-z][A-Za-z-]{0,12}", "[!-~]([ -~]{0,20}[!-~])?"), 0..20)) {
+            // The map keeps fields of one name together, so each has another here.
+            let mut seen = std::collections::HashSet::new();
+            let lines: Vec<String> = fields
+                .iter()
+                .filter(|(name, _)| seen.insert(name.to_ascii_lowercase()))
+                .map(|(name, value)| format!("{name}: {value}\r\n"))
+                .collect();
+            let head = format!("GET / HTTP/1.1\r\n{}\r\n", lines.concat());
+            let (parts, spelling) = request(&mut BytesMut::from(&head[..])).expect("well-formed");
+            prop_assert_eq!(written(&spelling, &parts.headers), lines.concat());
+        }
     }
 }

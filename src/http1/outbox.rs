@@ -6,7 +6,7 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use bytes::{Buf as _, Bytes, BytesMut};
 use http::{
     HeaderMap, HeaderName,
     header::{
@@ -15,6 +15,8 @@ use http::{
     },
 };
 use tokio::io::AsyncWrite;
+
+use crate::http1::head;
 
 /// A piece of a body up to this long is copied behind what is before it: two buffers cost a write more than that.
 const COPIED: usize = 8 * 1024;
@@ -114,7 +116,7 @@ impl Outbox {
         let mut left = size;
         while at > 0 && (left > 0 || at == digits.len()) {
             at -= 1;
-            digits[at] = b"0123456789abcdef"[left % 16];
+            digits[at] = b"0123456789ABCDEF"[left % 16];
             left /= 16;
         }
         self.lead.extend_from_slice(&digits[at..]);
@@ -129,11 +131,7 @@ impl Outbox {
         self.lead.extend_from_slice(b"0\r\n");
         for (name, value) in trailers.into_iter().flatten() {
             if announced.contains(name) {
-                self.lead.reserve(name.as_str().len() + value.len() + 4);
-                self.lead.put_slice(name.as_ref());
-                self.lead.put_slice(b": ");
-                self.lead.put_slice(value.as_bytes());
-                self.lead.put_slice(b"\r\n");
+                head::write_field(name.as_ref(), value.as_bytes(), &mut self.lead);
             }
         }
         self.lead.extend_from_slice(b"\r\n");
@@ -187,6 +185,130 @@ impl Outbox {
     pub fn rest(&mut self) {
         if self.is_empty() {
             self.lead = BytesMut::new();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use http::HeaderValue;
+    use proptest::{collection::vec, prelude::*};
+
+    use super::*;
+    use crate::http1::body::{Decoder, Part};
+
+    /// Takes no more than so many bytes at a time, and every other time none.
+    struct Narrow {
+        taken: Vec<u8>,
+        width: usize,
+        busy: bool,
+    }
+
+    impl Narrow {
+        fn new(width: usize) -> Self {
+            Narrow {
+                taken: Vec::new(),
+                width,
+                busy: false,
+            }
+        }
+    }
+
+    impl AsyncWrite for Narrow {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            self.busy = !self.busy;
+            if self.busy {
+                return Poll::Pending;
+            }
+            let length = bytes.len().min(self.width);
+            self.taken.extend_from_slice(&bytes[..length]);
+            Poll::Ready(Ok(length))
+        }
+
+        fn poll_write_vectored(
+            self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            parts: &[IoSlice<'_>],
+        ) -> Poll<io::Result<usize>> {
+            let all: Vec<u8> = parts.iter().flat_map(|part| part.iter().copied()).collect();
+            self.poll_write(cx, &all)
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    fn flush(outbox: &mut Outbox, stream: &mut Narrow) {
+        let mut cx = Context::from_waker(Waker::noop());
+        while !outbox.is_empty() {
+            let _ = outbox.poll_flush(stream, &mut cx);
+        }
+    }
+
+    #[test]
+    fn only_announced_trailers_go_out_and_none_that_frames() {
+        let mut head = HeaderMap::new();
+        head.insert(TRAILER, HeaderValue::from_static("X-Sum, Content-Length"));
+        let encoder = Encoder::chunked(&head);
+        let mut trailers = HeaderMap::new();
+        for name in ["x-sum", "content-length", "x-other"] {
+            trailers.insert(HeaderName::from_static(name), HeaderValue::from_static("1"));
+        }
+        let (mut outbox, mut stream) = (Outbox::default(), Narrow::new(100));
+        outbox.data(&encoder, Bytes::from_static(b"ab"));
+        outbox.end(&encoder, Some(&trailers));
+        flush(&mut outbox, &mut stream);
+        assert_eq!(stream.taken, b"2\r\nab\r\n0\r\nx-sum: 1\r\n\r\n");
+    }
+
+    proptest! {
+        #[test]
+        fn what_goes_out_is_read_again(sizes in vec(0..3 * COPIED, 0..6), width in 1..2 * COPIED, chunked: bool) {
+            let encoder = match chunked {
+                true => Encoder::Chunked(Vec::new()),
+                false => Encoder::Plain,
+            };
+            let (mut outbox, mut stream) = (Outbox::default(), Narrow::new(width));
+            let mut all = Vec::new();
+            for (i, size) in sizes.into_iter().enumerate() {
+                let piece = vec![i as u8; size];
+                all.extend_from_slice(&piece);
+                if !outbox.has_room() {
+                    flush(&mut outbox, &mut stream);
+                }
+                outbox.data(&encoder, piece.into());
+            }
+            if !outbox.has_room() {
+                flush(&mut outbox, &mut stream);
+            }
+            outbox.end(&encoder, None);
+            flush(&mut outbox, &mut stream);
+            let mut read = Vec::new();
+            let mut buffer = BytesMut::from(&stream.taken[..]);
+            let mut decoder = match chunked {
+                true => Decoder::chunked(),
+                false => Decoder::of_length(all.len() as u64),
+            };
+            let mut readable = buffer.len();
+            loop {
+                match decoder.decode(&mut buffer, &mut readable) {
+                    Ok(Part::Data(data)) => read.extend_from_slice(&data),
+                    Ok(Part::End) => break,
+                    other => prop_assert!(false, "{:?}", other),
+                }
+            }
+            prop_assert!(read == all && buffer.is_empty());
         }
     }
 }

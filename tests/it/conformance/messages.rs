@@ -33,7 +33,7 @@ fn answers_without_a_body_have_none_and_keep_their_fields() {
                 "GET {at}/304 HTTP/1.1\r\nHost: {host}\r\nIf-None-Match: \"x\"\r\n\r\n",
                 "HTTP/1.1 304 Not Modified\r\nETag: \"x\"\r\nContent-Length: 77\r\n\r\n",
                 // The codec leaves the length out, as RFC 9110 section 8.6 allows.
-                "HTTP/1.1 304 Not Modified\r\nETag: \"x\"\r\nvia: 1.1 paceline\r\n\r\n",
+                "HTTP/1.1 304 Not Modified\r\nETag: \"x\"\r\nContent-Length: 77\r\nvia: 1.1 paceline\r\n\r\n",
             ),
             Row::new(
                 "304 without a length",
@@ -45,14 +45,14 @@ fn answers_without_a_body_have_none_and_keep_their_fields() {
                 "205",
                 "POST {at}/205 HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\n\r\n",
                 "HTTP/1.1 205 Reset Content\r\nContent-Length: 0\r\n\r\n",
-                "HTTP/1.1 205 Reset Content\r\nvia: 1.1 paceline\r\nContent-Length: 0\r\n\r\n",
+                "HTTP/1.1 205 Reset Content\r\nContent-Length: 0\r\nvia: 1.1 paceline\r\n\r\n",
             )
             .arrives("POST /205 HTTP/1.1\r\nHost: {host}\r\nContent-Length: 0\r\nvia: 1.1 paceline\r\n\r\n"),
             Row::new(
                 "a phrase of the origin's own",
                 "GET {at}/phrase HTTP/1.1\r\nHost: {host}\r\n\r\n",
                 "HTTP/1.1 200 Fine By Me\r\nContent-Length: 0\r\n\r\n",
-                "HTTP/1.1 200 Fine By Me\r\nvia: 1.1 paceline\r\nContent-Length: 0\r\n\r\n",
+                "HTTP/1.1 200 Fine By Me\r\nContent-Length: 0\r\nvia: 1.1 paceline\r\n\r\n",
             ),
         ],
     );
@@ -184,7 +184,7 @@ fn ranges_pass_as_they_are() {
                 "416",
                 "GET {at}/none HTTP/1.1\r\nHost: {host}\r\nRange: bytes=99-\r\n\r\n",
                 "HTTP/1.1 416 Range Not Satisfiable\r\nContent-Range: bytes */9\r\nContent-Length: 0\r\n\r\n",
-                "HTTP/1.1 416 Range Not Satisfiable\r\nContent-Range: bytes */9\r\nvia: 1.1 paceline\r\nContent-Length: 0\r\n\r\n",
+                "HTTP/1.1 416 Range Not Satisfiable\r\nContent-Range: bytes */9\r\nContent-Length: 0\r\nvia: 1.1 paceline\r\n\r\n",
             ),
         ],
     );
