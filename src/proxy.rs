@@ -97,7 +97,7 @@ pub struct Promise {
     /// What to do.
     pub plan: Plan,
     /// Ends with the tunnel.
-    pub record: Option<Record>,
+    pub record: Option<Box<Record>>,
 }
 
 /// What a tunnel was opened for.
@@ -132,12 +132,13 @@ impl Downstream {
         verdict: Result<(), Error>,
     ) -> Response<Answer> {
         let user = self.pinned.as_ref().and_then(|p| p.user.clone());
-        let mut record = Record::new(
+        // Boxed: it is handed on to the answer, and to a tunnel.
+        let mut record = Box::new(Record::new(
             self.proxy.metrics.clone(),
             self.client,
             user,
             request.method().clone(),
-        );
+        ));
         let is_connect = request.method() == Method::CONNECT;
         let version = request.version();
         // One set of rules for the whole of a request, whatever is reloaded meanwhile.
@@ -423,7 +424,7 @@ fn outgoing(
     request: Request<Incoming>,
     target: &Target,
     sent: Arc<AtomicU64>,
-) -> Result<Request<Outgoing>, Error> {
+) -> Result<Box<Request<Outgoing>>, Error> {
     let (mut head, body) = request.into_parts();
     let websocket = headers::asks_for_websocket(&head.headers);
     headers::strip_request(&mut head.headers);
@@ -438,10 +439,11 @@ fn outgoing(
     }
     head.version = Version::HTTP_11;
     let expected = head.headers.contains_key(EXPECT);
-    Ok(Request::from_parts(
+    // Boxed: it passes through many hands.
+    Ok(Box::new(Request::from_parts(
         head,
         Outgoing::new(body, sent, expected),
-    ))
+    )))
 }
 
 /// Path and query alone (RFC 9112 section 3.2.1); an empty path is `/`.

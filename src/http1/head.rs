@@ -118,7 +118,8 @@ impl Spelling {
     }
 
     fn fields(&self) -> Result<HeaderMap, Malformed> {
-        let mut map = HeaderMap::with_capacity(self.fields.len());
+        // With room for what we add ourselves: to grow would be to build it twice.
+        let mut map = HeaderMap::with_capacity(self.fields.len() + 2);
         for Place { name, value } in &self.fields {
             let name = HeaderName::from_bytes(part(&self.head, *name)).map_err(|_| Malformed)?;
             let value = HeaderValue::from_maybe_shared(self.slice(*value));

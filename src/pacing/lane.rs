@@ -180,7 +180,8 @@ impl Lane {
         let id = core.pacer.arrive(now, arrival)?;
         core.waiters.insert(id, Waiter::default());
         self.advance(&mut core, now);
-        Ok(Ticket::new(self.clone(), id))
+        let told = core.turn_of(id);
+        Ok(Ticket::new(self.clone(), id, told))
     }
 
     /// A new configuration, with its ceiling in requests per second. Who waits goes on waiting, at the new pace.
@@ -316,6 +317,24 @@ impl Lane {
 impl Core {
     fn has_calls(&self) -> bool {
         self.ask.is_some() || self.probe.is_some()
+    }
+
+    /// What a request is to be told. After its turn, or a refusal, there is nothing more to come.
+    fn turn_of(&mut self, id: Id) -> Option<Turn> {
+        let turn = self.waiters.get_mut(&id)?.turn.take()?;
+        if !matches!(turn, Turn::Connect) {
+            self.waiters.remove(&id);
+        }
+        Some(turn)
+    }
+
+    /// Whom to wake when there is something to tell it.
+    fn wake_with(&mut self, id: Id, waker: &Waker) {
+        if let Some(waiter) = self.waiters.get_mut(&id)
+            && !waiter.waker.as_ref().is_some_and(|w| w.will_wake(waker))
+        {
+            waiter.waker = Some(waker.clone());
+        }
     }
 
     fn tell(&mut self, id: Id, turn: Turn) {

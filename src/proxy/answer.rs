@@ -70,8 +70,8 @@ impl Answer {
     }
 
     /// The record that ends with this body.
-    pub fn record(&mut self, record: Record) {
-        self.record = Some(Box::new(record));
+    pub fn record(&mut self, record: Box<Record>) {
+        self.record = Some(record);
     }
 }
 

@@ -58,7 +58,7 @@ pub async fn forward(
     rules: &Rules,
     governed: Option<&Arc<Destination>>,
     terms: Terms,
-    request: Request<Outgoing>,
+    request: Box<Request<Outgoing>>,
     target: Target,
     record: &mut Record,
 ) -> Result<Response<Answer>, Error> {
@@ -94,7 +94,7 @@ async fn paced(
     destination: &Destination,
     terms: Terms,
     max_wait: Duration,
-    mut request: Request<Outgoing>,
+    mut request: Box<Request<Outgoing>>,
     target: &Target,
     record: &mut Record,
 ) -> Result<Response<Answer>, Error> {
@@ -149,7 +149,7 @@ async fn paced(
                 if unsent > UNSENT_LIMIT {
                     return Err(Error::Terminated);
                 }
-                request = *back;
+                request = back;
                 ticket = departure.recall();
                 is_near = true;
             }
@@ -158,12 +158,12 @@ async fn paced(
 }
 
 /// The same request once more, if it may be sent twice (RFC 9110 section 9.2.2) and has no body.
-fn repeatable(request: &Request<Outgoing>) -> Option<Request<Outgoing>> {
+fn repeatable(request: &Request<Outgoing>) -> Option<Box<Request<Outgoing>>> {
     let safe = [Method::GET, Method::HEAD, Method::OPTIONS];
     if !safe.contains(request.method()) || request.headers().contains_key(UPGRADE) {
         return None;
     }
-    let mut again = Request::new(request.body().repeated()?);
+    let mut again = Box::new(Request::new(request.body().repeated()?));
     *again.method_mut() = request.method().clone();
     *again.uri_mut() = request.uri().clone();
     *again.version_mut() = request.version();
@@ -274,7 +274,7 @@ async fn connect(
 async fn unpaced(
     downstream: &Downstream,
     rules: &Rules,
-    mut request: Request<Outgoing>,
+    mut request: Box<Request<Outgoing>>,
     target: &Target,
     record: &mut Record,
 ) -> Result<Response<Answer>, Error> {
@@ -287,7 +287,7 @@ async fn unpaced(
             }
             Ok(response) => return Ok(answer(rules, response, None, record)),
             Err(Unanswered::Failed(e)) => return Err(e),
-            Err(Unanswered::Unsent(back)) => request = *back,
+            Err(Unanswered::Unsent(back)) => request = back,
         }
         ready = proxy.upstream.fresh(target).await?;
     }

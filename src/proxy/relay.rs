@@ -33,7 +33,7 @@ const LIFE_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
 pub async fn relay<C, O>(
     client: Early<C>,
     mut origin: O,
-    mut record: Option<Record>,
+    mut record: Option<Box<Record>>,
     outlived: impl Future<Output = ()>,
 ) where
     C: AsyncRead + AsyncWrite + Unpin,

@@ -65,7 +65,7 @@ pub fn run<'a>(
             departure,
         } => Box::pin(async move {
             let _under_way = departure;
-            let authority = record.as_ref().and_then(Record::authority).cloned();
+            let authority = record.as_deref().and_then(Record::authority).cloned();
             let outlived = async {
                 match &authority {
                     Some(authority) => outer.outlived(&outer.switched(authority, None)).await,
@@ -101,11 +101,11 @@ pub fn run<'a>(
                     // A name that is no host name cannot be the tunnel's.
                     let Ok(sni) = sni.transpose() else { return };
                     Box::pin(serve(outer, pinned(Scheme::Https, sni), stream, drain)).await;
-                    record.iter_mut().for_each(Record::complete);
+                    record.iter_mut().for_each(|r| r.complete());
                 }
                 Some(letter) if letter.is_ascii_uppercase() => {
                     Box::pin(serve(outer, pinned(Scheme::Http, None), client, drain)).await;
-                    record.iter_mut().for_each(Record::complete);
+                    record.iter_mut().for_each(|r| r.complete());
                 }
                 Some(_) => {
                     tracing::info!(host = %authority.host, "tunnel refused: the client speaks neither TLS nor HTTP/1.1");

@@ -19,7 +19,7 @@ use bytes::Bytes;
 use http::{
     Method, Request, Response, StatusCode, Version,
     header::{CONTENT_LENGTH, TRANSFER_ENCODING},
-    request, response,
+    response,
 };
 use http_body::{Body, Frame, SizeHint};
 use tokio::{
@@ -287,19 +287,18 @@ impl Ready {
     /// Nothing of the request was written, and it comes back; or it may have been, and the connection is gone.
     pub async fn send(
         mut self,
-        request: Request<Outgoing>,
+        request: Box<Request<Outgoing>>,
     ) -> Result<Response<AnswerBody>, Unanswered> {
-        let (parts, body) = request.into_parts();
         if !self.is_alive() {
-            return Err(unsent(parts, body));
+            return Err(Unanswered::Unsent(request));
         }
         let wire = &mut *self.0;
-        let asked = Asked::of(&parts);
-        let sent = body.sent.clone();
+        let to_head = request.method() == Method::HEAD;
+        let sent = request.body().sent.clone();
         let mut before = sent.load(Relaxed);
-        let mut upload = Upload::new(&parts, body, &mut wire.outbox);
-        // The head comes back only if nothing of it has been written.
-        let mut parts = Some(parts);
+        let mut upload = Upload::new(request, &mut wire.outbox);
+        // Nothing of it has been written.
+        let mut whole = true;
         wire.patience
             .as_mut()
             .reset(Instant::now() + ANSWER_DEADLINE);
@@ -315,9 +314,8 @@ impl Ready {
             if let Poll::Ready(Err(e)) = upload.poll(stream, outbox, cx) {
                 return Poll::Ready(Err(e));
             }
-            if outbox.has_moved() {
-                parts = None;
-            } else if upload.cut && parts.is_some() {
+            whole &= !outbox.has_moved();
+            if upload.cut && whole {
                 return Poll::Ready(Ok(None));
             }
             loop {
@@ -336,9 +334,9 @@ impl Ready {
                 match inbox.poll_fill(stream, cx) {
                     Poll::Ready(Ok(1..)) => {}
                     Poll::Ready(Ok(0) | Err(_)) => {
-                        return Poll::Ready(match parts {
-                            Some(_) => Ok(None),
-                            None => Err(Error::Terminated),
+                        return Poll::Ready(match whole {
+                            true => Ok(None),
+                            false => Err(Error::Terminated),
                         });
                     }
                     Poll::Pending => break,
@@ -355,11 +353,10 @@ impl Ready {
             Poll::Pending
         })
         .await;
-        match (outcome, parts) {
-            (Err(e), _) => Err(Unanswered::Failed(e)),
-            (Ok(Some((answer, spelling))), _) => answered(self, asked, answer, spelling, upload),
-            (Ok(None), parts) => Err(match (parts, upload.body) {
-                (Some(parts), Some(body)) if !upload.begun => unsent(parts, body),
+        match outcome.map_err(Unanswered::Failed)? {
+            Some((answer, spelling)) => answered(self, to_head, answer, spelling, upload),
+            None => Err(match upload.request {
+                Some(request) if !upload.begun => Unanswered::Unsent(request),
                 _ => Unanswered::Failed(Error::Terminated),
             }),
         }
@@ -381,57 +378,39 @@ impl Ready {
     }
 }
 
-fn unsent(parts: request::Parts, body: Outgoing) -> Unanswered {
-    Unanswered::Unsent(Box::new(Request::from_parts(parts, body)))
-}
-
 fn is_interim(status: StatusCode) -> bool {
     status.is_informational() && status != StatusCode::SWITCHING_PROTOCOLS
 }
 
-/// What an answer is to, as far as its framing depends on it.
-#[derive(Clone, Copy, Debug)]
-struct Asked {
-    head: bool,
-}
-
-impl Asked {
-    fn of(parts: &request::Parts) -> Self {
-        Asked {
-            head: parts.method == Method::HEAD,
-        }
+/// RFC 9112 section 6.3. What is ambiguous, [`headers::is_framed_well`] refuses.
+fn decoder(to_head: bool, answer: &response::Parts) -> Result<Decoder, Error> {
+    let bodyless = [
+        StatusCode::NO_CONTENT,
+        StatusCode::NOT_MODIFIED,
+        StatusCode::SWITCHING_PROTOCOLS,
+    ];
+    if to_head || bodyless.contains(&answer.status) {
+        return Ok(Decoder::Over);
     }
-
-    /// RFC 9112 section 6.3. What is ambiguous, [`headers::is_framed_well`] refuses.
-    fn decoder(self, answer: &response::Parts) -> Result<Decoder, Error> {
-        let bodyless = [
-            StatusCode::NO_CONTENT,
-            StatusCode::NOT_MODIFIED,
-            StatusCode::SWITCHING_PROTOCOLS,
-        ];
-        if self.head || bodyless.contains(&answer.status) {
-            return Ok(Decoder::Over);
-        }
-        if answer.headers.contains_key(TRANSFER_ENCODING) {
-            // HTTP/1.0 has none (RFC 9112 section 6.1).
-            return match answer.version {
-                Version::HTTP_10 => Err(Error::BadResponse),
-                _ => Ok(Decoder::chunked()),
-            };
-        }
-        match answer.headers.get(CONTENT_LENGTH) {
-            None => Ok(Decoder::UntilClose),
-            Some(length) => {
-                let length = length.to_str().ok().and_then(|text| text.parse().ok());
-                length.map(Decoder::of_length).ok_or(Error::BadResponse)
-            }
+    if answer.headers.contains_key(TRANSFER_ENCODING) {
+        // HTTP/1.0 has none (RFC 9112 section 6.1).
+        return match answer.version {
+            Version::HTTP_10 => Err(Error::BadResponse),
+            _ => Ok(Decoder::chunked()),
+        };
+    }
+    match answer.headers.get(CONTENT_LENGTH) {
+        None => Ok(Decoder::UntilClose),
+        Some(length) => {
+            let length = length.to_str().ok().and_then(|text| text.parse().ok());
+            length.map(Decoder::of_length).ok_or(Error::BadResponse)
         }
     }
 }
 
 fn answered(
     ready: Ready,
-    asked: Asked,
+    to_head: bool,
     answer: response::Parts,
     spelling: Spelling,
     upload: Upload,
@@ -439,7 +418,7 @@ fn answered(
     if !headers::is_framed_well(answer.status, &answer.headers) {
         return Err(Unanswered::Failed(Error::BadResponse));
     }
-    let decoder = asked.decoder(&answer).map_err(Unanswered::Failed)?;
+    let decoder = decoder(to_head, &answer).map_err(Unanswered::Failed)?;
     let kept = head::is_kept(answer.version, &answer.headers)
         && answer.status != StatusCode::SWITCHING_PROTOCOLS
         && !matches!(decoder, Decoder::UntilClose);
@@ -458,7 +437,7 @@ fn answered(
 #[derive(Debug)]
 struct Upload {
     /// Until all of it is written.
-    body: Option<Outgoing>,
+    request: Option<Box<Request<Outgoing>>>,
     encoder: Encoder,
     /// Some of the body has been taken.
     begun: bool,
@@ -470,17 +449,18 @@ struct Upload {
 
 impl Upload {
     /// Puts the head into the outbox.
-    fn new(parts: &request::Parts, body: Outgoing, outbox: &mut Outbox) -> Self {
-        head::write_request_line(&parts.method, &parts.uri, &mut outbox.lead);
-        body.spelling().write(&parts.headers, &mut outbox.lead);
+    fn new(request: Box<Request<Outgoing>>, outbox: &mut Outbox) -> Self {
+        let (fields, body) = (request.headers(), request.body());
+        head::write_request_line(request.method(), request.uri(), &mut outbox.lead);
+        body.spelling().write(fields, &mut outbox.lead);
         outbox.lead.extend_from_slice(b"\r\n");
-        let chunked = !body.is_end_stream() && parts.headers.contains_key(TRANSFER_ENCODING);
+        let chunked = !body.is_end_stream() && fields.contains_key(TRANSFER_ENCODING);
         Upload {
             encoder: match chunked {
-                true => Encoder::chunked(&parts.headers),
+                true => Encoder::chunked(fields),
                 false => Encoder::Plain,
             },
-            body: Some(body),
+            request: Some(request),
             begun: false,
             ended: false,
             cut: false,
@@ -489,7 +469,7 @@ impl Upload {
 
     /// All of it has been written.
     fn is_done(&self) -> bool {
-        self.body.is_none() && !self.cut
+        self.request.is_none() && !self.cut
     }
 
     /// Writes on: ready when there is nothing more to write, or nobody who takes it.
@@ -502,9 +482,10 @@ impl Upload {
         outbox: &mut Outbox,
         cx: &mut Context<'_>,
     ) -> Poll<Result<(), Error>> {
-        let Some(body) = &mut self.body else {
+        let Some(request) = &mut self.request else {
             return Poll::Ready(Ok(()));
         };
+        let body = request.body_mut();
         while !self.cut {
             // What there is of a body goes out with the head.
             let mut waits = false;
@@ -540,7 +521,7 @@ impl Upload {
                 Poll::Pending => return Poll::Pending,
                 Poll::Ready(Err(_)) => self.cut = true,
                 Poll::Ready(Ok(())) if self.ended => {
-                    self.body = None;
+                    self.request = None;
                     break;
                 }
                 Poll::Ready(Ok(())) if waits => return Poll::Pending,

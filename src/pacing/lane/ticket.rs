@@ -18,14 +18,17 @@ pub struct Ticket {
     lane: Arc<Lane>,
     id: Id,
     queued: bool,
+    /// What it was told on the spot, when it entered or was ready: most often all that it has to be told.
+    told: Option<Turn>,
 }
 
 impl Ticket {
-    pub(super) fn new(lane: Arc<Lane>, id: Id) -> Self {
+    pub(super) fn new(lane: Arc<Lane>, id: Id, told: Option<Turn>) -> Self {
         Ticket {
             lane,
             id,
             queued: true,
+            told,
         }
     }
 
@@ -38,28 +41,23 @@ impl Ticket {
     }
 
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Call, Refusal>> {
-        let mut core = self.lane.lock();
-        let Some(waiter) = core.waiters.get_mut(&self.id) else {
-            return Poll::Pending;
-        };
-        let turn = match waiter.turn.take() {
-            None => {
-                if !waiter
-                    .waker
-                    .as_ref()
-                    .is_some_and(|w| w.will_wake(cx.waker()))
-                {
-                    waiter.waker = Some(cx.waker().clone());
-                }
-                self.lane.see_to(&mut core);
-                return Poll::Pending;
-            }
+        let turn = match self.told.take() {
             Some(turn) => turn,
+            None => {
+                let mut core = self.lane.lock();
+                match core.turn_of(self.id) {
+                    Some(turn) => turn,
+                    None => {
+                        core.wake_with(self.id, cx.waker());
+                        self.lane.see_to(&mut core);
+                        return Poll::Pending;
+                    }
+                }
+            }
         };
         Poll::Ready(match turn {
             Turn::Connect => Ok(Call::Connect),
             Turn::Go(who, slot) => {
-                core.waiters.remove(&self.id);
                 self.queued = false;
                 Ok(Call::Go(Pass {
                     lane: self.lane.clone(),
@@ -69,7 +67,6 @@ impl Ticket {
                 }))
             }
             Turn::Refused(refusal) => {
-                core.waiters.remove(&self.id);
                 self.queued = false;
                 Err(refusal)
             }
@@ -78,12 +75,15 @@ impl Ticket {
 
     /// The upstream connection is ready: a slot may be taken for this request. [`Ticket::next`] must be asked next, for
     /// what there is to wait for is seen to there.
-    pub fn ready(&self) {
+    pub fn ready(&mut self) {
         let now = LocalTime::now();
         let mut core = self.lane.lock();
         core.pacer.ready(self.id);
         // The caller asks for its turn next.
         self.lane.advance(&mut core, now);
+        if self.told.is_none() {
+            self.told = core.turn_of(self.id);
+        }
     }
 
     /// The upstream connection was lost; this request keeps its place while it makes another.
@@ -98,8 +98,10 @@ impl Drop for Ticket {
         if !self.queued {
             return;
         }
+        let told = self.told.take();
         self.lane.with_pacer(|core, now| {
-            match core.waiters.remove(&self.id).and_then(|w| w.turn) {
+            let waiter = core.waiters.remove(&self.id);
+            match told.or(waiter.and_then(|w| w.turn)) {
                 Some(Turn::Go(who, slot)) => core.pacer.undispatched(now, who, slot, None),
                 _ => core.pacer.leave(self.id),
             }
@@ -151,7 +153,7 @@ fn rejoin(lane: &Arc<Lane>, who: Dispatched, slot: Slot, ready: bool) -> Ticket 
         core.waiters.insert(who.id, Waiter::default());
         core.pacer.undispatched(now, who, slot, Some(ready));
     });
-    Ticket::new(lane.clone(), who.id)
+    Ticket::new(lane.clone(), who.id, None)
 }
 
 impl Drop for Pass {
@@ -217,7 +219,7 @@ impl Departure {
             core.waiters.insert(self.who.id, Waiter::default());
             core.pacer.again(now, self.who);
         });
-        Ticket::new(self.lane.clone(), self.who.id)
+        Ticket::new(self.lane.clone(), self.who.id, None)
     }
 
     /// The connection broke and the message came back whole, nothing of it written: the request is back in its old
