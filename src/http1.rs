@@ -20,7 +20,7 @@ use tokio_util::io::poll_read_buf;
 
 /// What is read at once at first, and at most. A buffer that a read has filled is made twice as large.
 const READ_AT_FIRST: usize = 4 * 1024;
-const READ_AT_MOST: usize = 128 * 1024;
+const READ_AT_MOST: usize = 512 * 1024;
 
 /// The buffer that a stream is read into.
 #[derive(Debug)]
