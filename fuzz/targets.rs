@@ -221,19 +221,19 @@ fn read_answer<'a>(
     pieces: impl IntoIterator<Item = &'a [u8]>,
 ) -> Option<(Option<BytesMut>, Vec<u8>, bool)> {
     let (mut buffer, mut data) = (BytesMut::new(), Vec::new());
-    let mut written = None;
+    let (mut written, mut seen) = (None, 0);
     let mut decoder = Decoder::Over;
     for piece in pieces {
         buffer.extend_from_slice(piece);
         if written.is_none() {
-            let Some((parts, spelling)) = head::response(&mut buffer).ok()? else {
+            let Some((parts, spelling)) = head::response(&mut buffer, &mut seen).ok()? else {
                 continue;
             };
             let mut again = BytesMut::new();
             head::write_status_line(&parts, parts.version == Version::HTTP_10, &mut again);
             spelling.write(&parts.headers, &mut again);
             again.extend_from_slice(b"\r\n");
-            let (same, _) = head::response(&mut again.clone()).ok()??;
+            let (same, _) = head::response(&mut again.clone(), &mut 0).ok()??;
             assert_eq!((same.status, &same.headers), (parts.status, &parts.headers));
             decoder = match parts.headers.contains_key(TRANSFER_ENCODING) {
                 true => Decoder::chunked(),

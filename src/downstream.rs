@@ -273,8 +273,7 @@ struct Attention<'c, I> {
     downstream: &'c Downstream,
     /// There are bytes of the client that nobody reads, and its end may stand behind them.
     looking: Option<Pin<Box<Sleep>>>,
-    /// Since when it has taken nothing, though there is something to take. Who is slow has nearly always some to take.
-    blocked: Option<Instant>,
+    standstill: Standstill,
 }
 
 impl<'c, I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Attention<'c, I> {
@@ -283,7 +282,7 @@ impl<'c, I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Attention<'c, I> {
             connection,
             downstream,
             looking: None,
-            blocked: None,
+            standstill: Standstill::default(),
         }
     }
 
@@ -337,15 +336,29 @@ impl<'c, I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Attention<'c, I> {
     }
 
     fn is_stuck(&mut self, timer: Pin<&mut Sleep>, cx: &mut Context<'_>) -> bool {
-        let since = match (self.connection.blocked(), self.blocked) {
-            (None, _) => {
-                self.blocked = None;
-                return false;
-            }
-            (Some(false), Some(since)) => since,
-            (Some(_), _) => *self.blocked.insert(Instant::now()),
+        match self
+            .standstill
+            .since(self.connection.blocked(), Instant::now)
+        {
+            Some(since) => poll_due(timer, since + BLOCKED_DEADLINE, cx),
+            None => false,
+        }
+    }
+}
+
+/// Since when a client has taken nothing, though there is something to take. One that is slow takes some now and then.
+#[derive(Debug, Default)]
+struct Standstill(Option<Instant>);
+
+impl Standstill {
+    /// What waits to be taken is `blocked`: if some was taken since the last look, it begins anew.
+    fn since(&mut self, blocked: Option<bool>, now: impl Fn() -> Instant) -> Option<Instant> {
+        self.0 = match (blocked, self.0) {
+            (None, _) => None,
+            (Some(false), Some(since)) => Some(since),
+            (Some(_), _) => Some(now()),
         };
-        poll_due(timer, since + BLOCKED_DEADLINE, cx)
+        self.0
     }
 }
 
@@ -378,4 +391,26 @@ async fn linger<I: AsyncRead + AsyncWrite + Unpin + Send + 'static>(connection: 
         }
     };
     let _ = timeout(LINGER_DEADLINE, drained).await;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_takes_some_now_and_then_does_not_stand_still() {
+        let (mut standstill, start) = (Standstill::default(), Instant::now());
+        let mut at = |seconds, blocked| {
+            let now = || start + Duration::from_secs(seconds);
+            let since = standstill.since(blocked, now);
+            since.map(|since| since.duration_since(start).as_secs())
+        };
+        assert_eq!(at(0, None), None);
+        assert_eq!(at(1, Some(true)), Some(1));
+        assert_eq!(at(30, Some(false)), Some(1));
+        assert_eq!(at(50, Some(true)), Some(50));
+        assert_eq!(at(90, Some(false)), Some(50));
+        assert_eq!(at(91, None), None);
+        assert_eq!(at(95, Some(false)), Some(95));
+    }
 }

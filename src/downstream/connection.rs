@@ -626,6 +626,25 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_client_that_takes_nothing_is_told_from_one_that_takes_some() {
+        let (mut client, server) = duplex(8);
+        let connection = Connection::new(server);
+        let request = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
+        let (asked, wrote) = tokio::join!(asked(&connection), client.write_all(request));
+        wrote.expect("read");
+        let mut answering =
+            connection.begin(Response::new(Answer::text("long")), asked.form, false);
+        let mut look = || {
+            let mut cx = Context::from_waker(std::task::Waker::noop());
+            assert!(connection.poll_answer(&mut answering, &mut cx).is_pending());
+            connection.blocked()
+        };
+        assert_eq!((look(), look()), (Some(true), Some(false)));
+        client.read_exact(&mut [0]).await.expect("there is some");
+        assert_eq!((look(), look()), (Some(true), Some(false)));
+    }
+
+    #[tokio::test]
     async fn a_body_that_nobody_wanted_is_in_the_way_unless_it_is_there() {
         let stream = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\nabcdGET /y HTTP/1.1\r\nHost: a\r\n\r\n";
         let (_client, connection) = said(stream).await;

@@ -60,11 +60,22 @@ pub fn request(buffer: &mut BytesMut) -> Result<(request::Parts, Spelling), Malf
     Ok((parts, spelling))
 }
 
-/// Takes the head of an answer out of `buffer`, if all of it is there.
+/// Takes the head of an answer out of `buffer`, if all of it is there. How much of it was looked at is kept in `seen`, which is
+/// nought at first: to read it from its beginning with each byte that comes would be the origin's choice, and our time.
 ///
 /// # Errors
 /// It cannot be read, or is too large.
-pub fn response(buffer: &mut BytesMut) -> Result<Option<(response::Parts, Spelling)>, Malformed> {
+pub fn response(
+    buffer: &mut BytesMut,
+    seen: &mut usize,
+) -> Result<Option<(response::Parts, Spelling)>, Malformed> {
+    let before = std::mem::replace(seen, buffer.len());
+    if before > 0
+        && buffer.len() < ANSWER_LIMIT
+        && !has_blank_line(&buffer[before.min(buffer.len()).saturating_sub(3)..])
+    {
+        return Ok(None);
+    }
     let mut fields = [const { MaybeUninit::uninit() }; ANSWER_FIELDS];
     let mut read = httparse::Response::new(&mut []);
     let config = ParserConfig::default();
@@ -86,9 +97,16 @@ pub fn response(buffer: &mut BytesMut) -> Result<Option<(response::Parts, Spelli
     }
     let fields = places(buffer, read.headers);
     let head = buffer.split_to(length).freeze();
+    *seen = 0;
     let spelling = Spelling { head, fields };
     parts.headers = spelling.fields()?;
     Ok(Some((parts, spelling)))
+}
+
+/// The end of a head, among others: some origins end their lines with a line feed alone.
+fn has_blank_line(bytes: &[u8]) -> bool {
+    let mut ends = bytes.iter().enumerate().filter(|(_, b)| **b == b'\n');
+    ends.any(|(at, _)| matches!(&bytes[at + 1..], [b'\n', ..] | [b'\r', b'\n', ..]))
 }
 
 fn version_of(minor: u8) -> Version {
@@ -240,7 +258,9 @@ mod tests {
         );
         assert_eq!(buffer, "GET");
         let mut buffer = BytesMut::from("HTTP/1.1 299 Fine so far\r\nx: y\r\n\r\nbody");
-        let (parts, _) = response(&mut buffer).expect("well-formed").expect("whole");
+        let (parts, _) = response(&mut buffer, &mut 0)
+            .expect("well-formed")
+            .expect("whole");
         let reason = parts.extensions.get::<ReasonPhrase>().expect("unusual");
         assert_eq!(
             (parts.status.as_u16(), reason.as_bytes()),
@@ -259,19 +279,44 @@ mod tests {
             "HTTP/2.0 200 OK\r\n\r\n",
             "HTTP/1.1 99 x\r\n\r\n",
         ] {
-            assert!(response(&mut BytesMut::from(text)).is_err(), "{text}");
+            assert!(
+                response(&mut BytesMut::from(text), &mut 0).is_err(),
+                "{text}"
+            );
         }
         assert_eq!(
-            response(&mut BytesMut::from("HTTP/1.1 200 OK\r\nx")).map(|h| h.is_none()),
+            response(&mut BytesMut::from("HTTP/1.1 200 OK\r\nx"), &mut 0).map(|h| h.is_none()),
             Ok(true)
         );
         let long = format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(ANSWER_LIMIT));
-        assert!(response(&mut BytesMut::from(&long[..])).is_err());
+        assert!(response(&mut BytesMut::from(&long[..]), &mut 0).is_err());
         let many = format!(
             "HTTP/1.1 200 OK\r\n{}\r\n",
             "x: y\r\n".repeat(ANSWER_FIELDS + 1)
         );
-        assert!(response(&mut BytesMut::from(&many[..])).is_err());
+        assert!(response(&mut BytesMut::from(&many[..]), &mut 0).is_err());
+    }
+
+    #[test]
+    fn the_end_of_a_head_is_seen_wherever_it_is_cut() {
+        for head in [
+            "HTTP/1.1 200 OK\r\nx: y\r\n\r\n",
+            "HTTP/1.1 200 OK\nx: y\n\n",
+        ] {
+            for first in 1..head.len() {
+                for second in first..head.len() {
+                    let (mut buffer, mut seen) = (BytesMut::new(), 0);
+                    for end in [first, second] {
+                        buffer.extend_from_slice(&head.as_bytes()[buffer.len()..end]);
+                        let read = response(&mut buffer, &mut seen).map(|head| head.is_some());
+                        assert_eq!(read, Ok(false), "{first} {second}");
+                    }
+                    buffer.extend_from_slice(&head.as_bytes()[second..]);
+                    let read = response(&mut buffer, &mut seen).map(|head| head.is_some());
+                    assert_eq!((read, seen), (Ok(true), 0), "{first} {second}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -302,7 +302,7 @@ impl Ready {
         wire.patience
             .as_mut()
             .reset(Instant::now() + ANSWER_DEADLINE);
-        let mut interim = 0;
+        let (mut interim, mut seen) = (0, 0);
         let outcome = std::future::poll_fn(|cx| {
             let Wire {
                 stream,
@@ -319,7 +319,7 @@ impl Ready {
                 return Poll::Ready(Ok(None));
             }
             loop {
-                match head::response(&mut inbox.bytes) {
+                match head::response(&mut inbox.bytes, &mut seen) {
                     Err(_) => return Poll::Ready(Err(Error::BadResponse)),
                     Ok(Some((answer, _))) if is_interim(answer.status) => {
                         interim += 1;
