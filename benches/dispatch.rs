@@ -186,7 +186,7 @@ async fn call(lane: Arc<Lane>, client: u64, end: LocalTime) -> Vec<Nanos> {
                         late.push(departure.lateness());
                         break;
                     }
-                    Err(again) => ticket = again,
+                    Err(again) => ticket = *again,
                 },
                 Err(_) => return late,
             }

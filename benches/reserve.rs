@@ -437,7 +437,7 @@ async fn by_joined_callers(url: &str, callers: u64) -> (f64, f64) {
                                     used.fetch_add(1, Relaxed);
                                     break;
                                 }
-                                Err(again) => ticket = again,
+                                Err(again) => ticket = *again,
                             },
                             Err(_) => break,
                         }

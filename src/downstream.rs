@@ -115,17 +115,17 @@ where
             verdict,
             form,
         } = match next.await {
-            Next::Asked(asked) => asked,
-            Next::Ended => {
+            Ok(asked) => asked,
+            Err(Over::Ended) => {
                 linger(&connection).await;
                 return None;
             }
-            Next::TooSlow => {
+            Err(Over::TooSlow) => {
                 let _ = timeout(LINGER_DEADLINE, connection.say(TOO_SLOW)).await;
                 linger(&connection).await;
                 return None;
             }
-            Next::Forgotten => return None,
+            Err(Over::Forgotten) => return None,
         };
         // Boxed, so that a connection has room for a request only while it has one.
         let serving = Box::pin(downstream.clone().serve(request, verdict));
@@ -177,9 +177,8 @@ impl<F: Future<Output = Duration> + Unpin> Leave<F> {
     }
 }
 
-/// What comes of waiting for a request.
-enum Next {
-    Asked(Asked),
+/// Why no request comes.
+enum Over {
     /// The client has said that it will send nothing more, or it is time to go.
     Ended,
     /// The head did not come to its end.
@@ -195,7 +194,7 @@ async fn next<I, F>(
     patience: Duration,
     leave: &mut Leave<F>,
     mut timer: Pin<&mut Sleep>,
-) -> Next
+) -> Result<Asked, Over>
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     F: Future<Output = Duration> + Unpin,
@@ -211,8 +210,8 @@ where
         }
         if !resting {
             match connection.poll_asked(cx) {
-                Poll::Ready(Some(asked)) => return Poll::Ready(Next::Asked(asked)),
-                Poll::Ready(None) => return Poll::Ready(Next::Ended),
+                Poll::Ready(Some(asked)) => return Poll::Ready(Ok(asked)),
+                Poll::Ready(None) => return Poll::Ready(Err(Over::Ended)),
                 Poll::Pending => {}
             }
             if !begun && connection.has_begun() {
@@ -231,9 +230,9 @@ where
             }
             let now = Instant::now();
             match leave.by {
-                Some(by) if by <= now => return Poll::Ready(Next::Ended),
-                _ if until <= now && begun => return Poll::Ready(Next::TooSlow),
-                _ if until <= now => return Poll::Ready(Next::Forgotten),
+                Some(by) if by <= now => return Poll::Ready(Err(Over::Ended)),
+                _ if until <= now && begun => return Poll::Ready(Err(Over::TooSlow)),
+                _ if until <= now => return Poll::Ready(Err(Over::Forgotten)),
                 _ => {}
             }
             if doze.take_if(|doze| *doze <= now).is_some() {

@@ -574,8 +574,8 @@ mod tests {
         let stream = b"GET /1 HTTP/1.1\r\nHost: a\r\n\r\nHEAD /2 HTTP/1.1\r\nHost: a\r\n\r\nPOST / HTTP/1.1\r\n\r\n";
         let (mut client, connection) = said(stream).await;
         let (one, two) = (
-            "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\none",
-            "HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\n",
+            "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\none",
+            "HTTP/1.1 200 OK\r\ncontent-length: 3\r\n\r\n",
         );
         let first = asked(&connection).await;
         assert!(answer(&connection, first.form, "one").await);

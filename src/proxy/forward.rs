@@ -75,8 +75,7 @@ pub async fn forward(
                 downstream,
                 rules,
                 destination,
-                terms,
-                max_wait,
+                (terms, max_wait),
                 request,
                 &target,
                 record,
@@ -92,8 +91,7 @@ async fn paced(
     downstream: &Downstream,
     rules: &Rules,
     destination: &Destination,
-    terms: Terms,
-    max_wait: Duration,
+    (terms, max_wait): (Terms, Duration),
     mut request: Box<Request<Outgoing>>,
     target: &Target,
     record: &mut Record,
@@ -224,7 +222,7 @@ async fn turn(
                 Some(ready) => match pass.depart() {
                     Ok(departure) => return Ok((departure, ready)),
                     Err(stale) => {
-                        ticket = stale;
+                        ticket = *stale;
                         held = Some(ready);
                     }
                 },

@@ -123,11 +123,11 @@ impl Pass {
     ///
     /// # Errors
     /// The slot went stale on the way (the machine was busy or suspended): the request is back in its old place.
-    pub fn depart(mut self) -> Result<Departure, Ticket> {
+    pub fn depart(mut self) -> Result<Departure, Box<Ticket>> {
         let now = LocalTime::now();
         self.used = true;
         if !self.slot.is_fresh(now) {
-            return Err(rejoin(&self.lane, self.who, self.slot, true));
+            return Err(Box::new(rejoin(&self.lane, self.who, self.slot, true)));
         }
         if self.slot.alone {
             self.lane.lock().pacer.departed(&self.slot);
