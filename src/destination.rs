@@ -267,26 +267,6 @@ impl Destination {
             .dispatched(departure.at());
     }
 
-    /// The URL of a request, where lockouts are told by it; else nothing is put together.
-    pub fn url_of<B>(&self, request: &Request<B>, target: &Target) -> String {
-        if self.config().lockout_status.is_empty() {
-            return String::new();
-        }
-        let path = request.uri().path_and_query().map_or("/", |p| p.as_str());
-        format!("{}://{}{path}", target.scheme.as_str(), target.authority)
-    }
-
-    /// What an answer says about the pace.
-    pub fn verdict(&self, status: StatusCode, headers: &HeaderMap) -> Verdict {
-        if self.config().throttle_status.contains(&status) {
-            return Verdict::Throttled(headers::retry_after(headers).map(nanos));
-        }
-        if self.config().lockout_status.contains(&status) {
-            return Verdict::Forbidden(status);
-        }
-        Verdict::Clean
-    }
-
     /// Takes an answer to heart. Resolves when the others can know of it too.
     pub async fn heed(&self, departure: &Departure, verdict: Verdict, url: &str) {
         let (lane, episode) = (departure.lane(), departure.episode());
@@ -414,4 +394,25 @@ fn hash(url: &str) -> u64 {
     u64::from_be_bytes([
         digest[0], digest[1], digest[2], digest[3], digest[4], digest[5], digest[6], digest[7],
     ])
+}
+/// The URL of a request, where lockouts are told by it; else nothing is put together.
+pub fn url_of<B>(config: &config::Destination, request: &Request<B>, target: &Target) -> String {
+    if config.lockout_status.is_empty() {
+        return String::new();
+    }
+    let path = request.uri().path_and_query().map_or("/", |p| p.as_str());
+    format!("{}://{}{path}", target.scheme.as_str(), target.authority)
+}
+
+impl Verdict {
+    /// What an answer says about the pace.
+    pub fn of(config: &config::Destination, status: StatusCode, headers: &HeaderMap) -> Self {
+        if config.throttle_status.contains(&status) {
+            return Verdict::Throttled(headers::retry_after(headers).map(nanos));
+        }
+        if config.lockout_status.contains(&status) {
+            return Verdict::Forbidden(status);
+        }
+        Verdict::Clean
+    }
 }

@@ -3,9 +3,11 @@
 //! Doesn't know what is held, nor who the clients are: they are keys. A client that holds nothing is not remembered.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::hash_map::Entry,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
+
+use rustc_hash::FxHashMap;
 
 use crate::pacing::queue::Client;
 
@@ -13,7 +15,8 @@ use crate::pacing::queue::Client;
 #[derive(Debug)]
 pub struct Shares {
     limit: usize,
-    held: Mutex<HashMap<Client, usize>>,
+    /// Keys are hashes already, of which nobody outside can choose one.
+    held: Mutex<FxHashMap<Client, usize>>,
 }
 
 impl Shares {
@@ -40,7 +43,7 @@ impl Shares {
         })
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Client, usize>> {
+    fn lock(&self) -> MutexGuard<'_, FxHashMap<Client, usize>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -66,6 +69,8 @@ impl Drop for Share {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+
     use proptest::prelude::*;
 
     use super::*;

@@ -10,8 +10,8 @@ use http_body_util::{BodyExt, Limited};
 use tokio::time::Instant;
 
 use crate::{
-    config::Ungoverned,
-    destination::Destination,
+    config::{self, Ungoverned},
+    destination::{self, Destination, Verdict},
     error::Error,
     headers,
     pacing::{
@@ -67,14 +67,16 @@ pub async fn forward(
     match governed {
         Some(destination) => {
             record.governed_by(destination.clone());
-            if destination.config().dry_run {
+            // One configuration for the whole of a request.
+            let config = destination.config();
+            if config.dry_run {
                 destination.dispatched_dry(max_wait);
                 return unpaced(downstream, rules, request, &target, record).await;
             }
             paced(
                 downstream,
                 rules,
-                destination,
+                (destination, &config),
                 (terms, max_wait),
                 request,
                 &target,
@@ -90,7 +92,7 @@ pub async fn forward(
 async fn paced(
     downstream: &Downstream,
     rules: &Rules,
-    destination: &Destination,
+    (destination, config): (&Destination, &config::Destination),
     (terms, max_wait): (Terms, Duration),
     mut request: Box<Request<Outgoing>>,
     target: &Target,
@@ -109,8 +111,8 @@ async fn paced(
         .map_err(Error::Paced)?;
     let (proxy, switches) = (&downstream.proxy, request.headers().contains_key(UPGRADE));
     let (mut unsent, mut is_near, mut waiting) = (0, false, Some(waiting));
-    let mut repeats = destination.config().retry_throttled;
-    let url = destination.url_of(&request, target);
+    let mut repeats = config.retry_throttled;
+    let url = destination::url_of(config, &request, target);
     loop {
         let mut drain = downstream.drain.clone();
         let (departure, ready) = tokio::select! {
@@ -127,7 +129,7 @@ async fn paced(
                 return switch(downstream, switches, response, Some(departure), record).await;
             }
             Ok(response) => {
-                let verdict = destination.verdict(response.status(), response.headers());
+                let verdict = Verdict::of(config, response.status(), response.headers());
                 destination.heed(&departure, verdict, &url).await;
                 match repeat {
                     Some(again) if verdict.is_throttled() && departure.may_go_again() => {
