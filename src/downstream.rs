@@ -311,7 +311,7 @@ impl<'c, I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Attention<'c, I> {
 
     fn has_left(&mut self, cx: &mut Context<'_>) -> bool {
         let socket = &self.downstream.socket;
-        if self.connection.is_reading() {
+        if self.connection.was_reading() {
             self.looking = None;
             return false;
         }

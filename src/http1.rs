@@ -18,8 +18,9 @@ use bytes::{BufMut as _, BytesMut};
 use tokio::io::AsyncRead;
 use tokio_util::io::poll_read_buf;
 
-/// What is read at once at first, and at most. A buffer that a read has filled is made twice as large.
-const READ_AT_FIRST: usize = 4 * 1024;
+/// What is read at once at first. A buffer that a read has filled is made twice as large.
+pub const READ_AT_FIRST: usize = 4 * 1024;
+/// What is read at once at most.
 const READ_AT_MOST: usize = 512 * 1024;
 
 /// The buffer that a stream is read into.
@@ -57,6 +58,14 @@ impl Inbox {
             self.room *= 2;
         }
         Poll::Ready(Ok(read))
+    }
+
+    /// Lets go of what is more than `room`, if nothing is in it.
+    pub fn shrink(&mut self, room: usize) {
+        if self.room > room && self.bytes.is_empty() {
+            self.bytes = BytesMut::new();
+            self.room = room;
+        }
     }
 
     /// Lets go of the memory, of which nothing is in use.

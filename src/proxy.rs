@@ -426,7 +426,7 @@ fn outgoing(
     sent: Arc<AtomicU64>,
 ) -> Result<Box<Request<Outgoing>>, Error> {
     let (mut head, body) = request.into_parts();
-    let websocket = headers::asks_for_websocket(&head.headers);
+    let websocket = head.version != Version::HTTP_10 && headers::asks_for_websocket(&head.headers);
     headers::strip_request(&mut head.headers);
     if websocket {
         headers::put_websocket(&mut head.headers);

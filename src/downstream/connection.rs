@@ -29,7 +29,7 @@ use crate::{
     },
     error::Error,
     http1::{
-        Inbox,
+        Inbox, READ_AT_FIRST,
         body::{Decoder, Part},
         head,
         outbox::{Encoder, Outbox},
@@ -168,9 +168,10 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<I> {
         !self.inner().inbox.bytes.is_empty()
     }
 
-    /// Whether the client's next byte is waited for.
-    pub fn is_reading(&self) -> bool {
-        self.inner().reading
+    /// Whether somebody has waited for the client's next byte since this was last asked: who does so at each look sees its
+    /// end, and who no longer does sees nothing.
+    pub fn was_reading(&self) -> bool {
+        std::mem::take(&mut self.inner().reading)
     }
 
     /// Lets go of the memory that only an exchange needs.
@@ -187,6 +188,8 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<I> {
         let unread =
             std::mem::take(&mut inner.expects) || matches!(inner.fault, Some(Fault::Broken(_)));
         let (parts, mut answer) = answer.into_parts();
+        // With an answer of our own nobody reads the request's body any more.
+        let unread = unread || answer.is_ours() && !inner.discard();
         let (status, fields) = (parts.status, &parts.headers);
         let switched = status == StatusCode::SWITCHING_PROTOCOLS;
         let opened = form.connect && status.is_success();
@@ -203,7 +206,10 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<I> {
         let old = form.old || parts.version == Version::HTTP_10;
         head::write_status_line(&parts, old, out);
         let spelling = answer.take_spelling();
-        spelling.write(fields, out);
+        // These have no length, whatever the origin says (RFC 9110 section 8.6).
+        let said = fields.iter();
+        let said = said.filter(|(name, _)| !lengthless || **name != CONTENT_LENGTH);
+        spelling.write(said, out);
         match length {
             _ if lengthless || fields.contains_key(CONTENT_LENGTH) => {}
             Some(length) if bodied || length > 0 => {
@@ -248,8 +254,15 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<I> {
             let waits = answering.gather(self, cx).is_pending();
             let mut inner = self.inner();
             let Inner { stream, outbox, .. } = &mut *inner;
-            if ready!(outbox.poll_flush(stream, cx)).is_err() {
-                return Poll::Ready(Err(BrokenOff));
+            match outbox.poll_flush(stream, cx) {
+                Poll::Ready(Ok(())) => {}
+                Poll::Ready(Err(_)) => return Poll::Ready(Err(BrokenOff)),
+                Poll::Pending => {
+                    // A client may read nothing before it has said all.
+                    drop(inner);
+                    answering.answer.poll_upload(cx);
+                    return Poll::Pending;
+                }
             }
             match (answering.broken, answering.ended) {
                 (true, _) => return Poll::Ready(Err(BrokenOff)),
@@ -267,29 +280,14 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<I> {
             inner.framing.decide(false);
             inner.follow();
         }
-        let mut discarded = 0;
-        while discarded < DISCARDED {
-            let Inner {
-                inbox,
-                readable,
-                decoder,
-                ..
-            } = &mut *inner;
-            match decoder.decode(&mut inbox.bytes, readable) {
-                Ok(Part::End) => break,
-                Ok(Part::Data(data)) => discarded += data.len(),
-                Ok(Part::Trailers(_)) => {}
-                Ok(Part::Later) | Err(_) => return false,
-            }
-        }
         inner.reading = false;
-        inner.decoder.is_over() && !matches!(inner.fault, Some(Fault::Broken(_)))
+        inner.discard() && !matches!(inner.fault, Some(Fault::Broken(_)))
     }
 
     /// Whether bytes wait for the client to take them; and if some were taken since this was last asked.
     pub fn blocked(&self) -> Option<bool> {
         let mut inner = self.inner();
-        (!inner.outbox.is_empty()).then(|| inner.outbox.has_moved())
+        inner.outbox.is_stuck().then(|| inner.outbox.has_moved())
     }
 
     /// Writes a text that is no answer to anything.
@@ -389,6 +387,30 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Inner<I> {
         self.readable += passing;
         // The first fault is the last: nothing is followed after it.
         self.fault = self.fault.or(fault);
+    }
+
+    /// Throws away what is there of a body that nobody wants; whether that was all of it.
+    fn discard(&mut self) -> bool {
+        let mut discarded = 0;
+        while discarded < DISCARDED {
+            let Inner {
+                inbox,
+                readable,
+                decoder,
+                ..
+            } = &mut *self;
+            match decoder.decode(&mut inbox.bytes, readable) {
+                Ok(Part::End) => {
+                    // A request that waits holds what its head was read into.
+                    inbox.shrink(READ_AT_FIRST);
+                    return true;
+                }
+                Ok(Part::Data(data)) => discarded += data.len(),
+                Ok(Part::Trailers(_)) => {}
+                Ok(Part::Later) | Err(_) => return false,
+            }
+        }
+        false
     }
 
     fn take_request(&mut self, shared: &Arc<Shared<I>>) -> Asked {

@@ -4,8 +4,9 @@ use bytes::{Buf as _, Bytes, BytesMut};
 use http::{HeaderMap, HeaderName, HeaderValue};
 use httparse::Status;
 
-/// Bytes of one line with a chunk's size and its extensions, and of the trailers of one body.
-const LINE_LIMIT: usize = 16 * 1024;
+/// Bytes of one line with a chunk's size and its extensions, and of the trailers of one body: a little more than clients may
+/// send, which the follower has found to be within their limit.
+const LINE_LIMIT: usize = 17 * 1024;
 /// Fields of the trailers of one body.
 const TRAILER_FIELDS: usize = 100;
 

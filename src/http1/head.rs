@@ -70,10 +70,9 @@ pub fn response(
     seen: &mut usize,
 ) -> Result<Option<(response::Parts, Spelling)>, Malformed> {
     let before = std::mem::replace(seen, buffer.len());
-    if before > 0
-        && buffer.len() < ANSWER_LIMIT
-        && !has_blank_line(&buffer[before.min(buffer.len()).saturating_sub(3)..])
-    {
+    let fresh = &buffer[before.min(buffer.len())..];
+    // No line has ended, of which there may be so many.
+    if before > 0 && buffer.len() < ANSWER_LIMIT && !fresh.contains(&b'\n') {
         return Ok(None);
     }
     let mut fields = [const { MaybeUninit::uninit() }; ANSWER_FIELDS];
@@ -101,12 +100,6 @@ pub fn response(
     let spelling = Spelling { head, fields };
     parts.headers = spelling.fields()?;
     Ok(Some((parts, spelling)))
-}
-
-/// The end of a head, among others: some origins end their lines with a line feed alone.
-fn has_blank_line(bytes: &[u8]) -> bool {
-    let mut ends = bytes.iter().enumerate().filter(|(_, b)| **b == b'\n');
-    ends.any(|(at, _)| matches!(&bytes[at + 1..], [b'\n', ..] | [b'\r', b'\n', ..]))
 }
 
 fn version_of(minor: u8) -> Version {
@@ -154,7 +147,11 @@ impl Spelling {
     }
 
     /// Writes fields, spelled as they came where they came. Most are still in the order in which they did.
-    pub fn write(&self, fields: &HeaderMap, out: &mut BytesMut) {
+    pub fn write<'f>(
+        &self,
+        fields: impl IntoIterator<Item = (&'f HeaderName, &'f HeaderValue)>,
+        out: &mut BytesMut,
+    ) {
         let (mut next, mut used) = (0, 0_u128);
         for (name, value) in fields {
             // Each place lends its spelling once; there are no more of them than bits.

@@ -62,6 +62,18 @@ impl Answer {
         }
     }
 
+    /// Whether it is a text of our own.
+    pub fn is_ours(&self) -> bool {
+        matches!(self.source, Source::Text(_))
+    }
+
+    /// Sends on what there is of the request's body, while nobody takes this one.
+    pub fn poll_upload(&mut self, cx: &mut Context<'_>) {
+        if let Source::Origin(body) = &mut self.source {
+            body.poll_upload(cx);
+        }
+    }
+
     /// All of it has been taken: lets go of what the next request can use, though the client may not have it yet.
     pub fn settle(&mut self) {
         self.ended |= self.is_end_stream();

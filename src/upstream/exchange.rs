@@ -5,7 +5,6 @@
 //! exchange at any point closes the connection: a half-used one is never seen again.
 
 use std::{
-    collections::VecDeque,
     pin::Pin,
     sync::{
         Arc,
@@ -15,15 +14,16 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use http::{
-    Method, Request, Response, StatusCode, Version,
+    HeaderMap, Method, Request, Response, StatusCode, Version,
     header::{CONTENT_LENGTH, TRANSFER_ENCODING},
     response,
 };
 use http_body::{Body, Frame, SizeHint};
 use tokio::{
     io::{AsyncRead as _, ReadBuf},
+    task::unconstrained,
     time::{Instant, Sleep, sleep_until},
 };
 
@@ -47,8 +47,8 @@ pub struct Outgoing {
     incoming: Option<Incoming>,
     spelling: Spelling,
     /// What was read while the request waited.
-    ahead: VecDeque<Frame<Bytes>>,
-    ahead_bytes: usize,
+    ahead: BytesMut,
+    trailers: Option<HeaderMap>,
     sent: Arc<AtomicU64>,
     expected: bool,
     stall: Stall,
@@ -62,8 +62,8 @@ impl Outgoing {
             expected,
             spelling: incoming.take_spelling(),
             incoming: Some(incoming),
-            ahead: VecDeque::new(),
-            ahead_bytes: 0,
+            ahead: BytesMut::new(),
+            trailers: None,
             sent,
             stall: Stall::default(),
         }
@@ -74,8 +74,8 @@ impl Outgoing {
         self.is_end_stream().then(|| Outgoing {
             incoming: None,
             spelling: self.spelling.clone(),
-            ahead: VecDeque::new(),
-            ahead_bytes: 0,
+            ahead: BytesMut::new(),
+            trailers: None,
             sent: self.sent.clone(),
             expected: false,
             stall: Stall::default(),
@@ -96,15 +96,16 @@ impl Outgoing {
     /// them. Resolves only if the body breaks off.
     pub async fn read_ahead(&mut self) -> Error {
         std::future::poll_fn(|cx| {
-            while self.ahead_bytes < AHEAD {
+            while self.ahead.len() < AHEAD {
                 let Some(incoming) = &mut self.incoming else {
                     break;
                 };
                 match ready!(Pin::new(incoming).poll_frame(cx)) {
-                    Some(Ok(frame)) => {
-                        self.ahead_bytes += frame.data_ref().map_or(0, Bytes::len);
-                        self.ahead.push_back(frame);
-                    }
+                    // Copied: a piece, however small, would hold the buffer that it was read into.
+                    Some(Ok(frame)) => match frame.into_data() {
+                        Ok(data) => self.ahead.extend_from_slice(&data),
+                        Err(frame) => self.trailers = frame.into_trailers().ok(),
+                    },
                     Some(Err(e)) => return Poll::Ready(e),
                     None => break,
                 }
@@ -124,7 +125,14 @@ impl Body for Outgoing {
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         let this = &mut *self;
-        let mut frame = match this.ahead.pop_front() {
+        let ahead = match (this.ahead.is_empty(), this.trailers.take()) {
+            (true, trailers) => trailers.map(Frame::trailers),
+            (false, trailers) => {
+                this.trailers = trailers;
+                Some(Frame::data(std::mem::take(&mut this.ahead).freeze()))
+            }
+        };
+        let mut frame = match ahead {
             Some(frame) => Some(Ok(frame)),
             None => match this.incoming.as_mut().map(|i| Pin::new(i).poll_frame(cx)) {
                 None => None,
@@ -152,19 +160,15 @@ impl Body for Outgoing {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.ahead.is_empty() && self.incoming.as_ref().is_none_or(Body::is_end_stream)
+        self.ahead.is_empty()
+            && self.trailers.is_none()
+            && self.incoming.as_ref().is_none_or(Body::is_end_stream)
     }
 
     fn size_hint(&self) -> SizeHint {
-        let ahead: usize = self
-            .ahead
-            .iter()
-            .filter_map(Frame::data_ref)
-            .map(Bytes::len)
-            .sum();
         let none = || SizeHint::with_exact(0);
         let rest = self.incoming.as_ref().map_or_else(none, Body::size_hint);
-        let ahead = ahead as u64;
+        let ahead = self.ahead.len() as u64;
         let mut hint = SizeHint::new();
         hint.set_lower(rest.lower().saturating_add(ahead));
         if let Some(upper) = rest.upper() {
@@ -207,6 +211,9 @@ impl Stall {
 
 /// How much of a body is read while its request waits.
 const AHEAD: usize = 64 * 1024;
+
+/// The room for reading that an idle connection keeps for a moment: the next answer is often like the last.
+const KEPT_ROOM: usize = 64 * 1024;
 
 /// Interim answers (1xx) that an origin may send before its answer; each is read and left out, which must have an end.
 const INTERIM_LIMIT: usize = 16;
@@ -258,8 +265,10 @@ impl Ready {
 
     /// Whether the origin has not closed it, as far as this machine knows.
     pub fn is_alive(&mut self) -> bool {
-        self.poll_end(&mut Context::from_waker(Waker::noop()))
-            .is_pending()
+        // Without regard to how much this task has done already: a read that is put off for that would pass for a sign of life.
+        let ended = unconstrained(std::future::poll_fn(|cx| self.poll_end(cx)));
+        let mut cx = Context::from_waker(Waker::noop());
+        std::pin::pin!(ended).poll(&mut cx).is_pending()
     }
 
     /// Itself, if it is alive.
@@ -372,6 +381,8 @@ impl Ready {
     fn release(mut self) {
         let Wire { inbox, outbox, .. } = &mut *self.0;
         if inbox.bytes.is_empty() && outbox.is_empty() {
+            outbox.has_moved();
+            inbox.shrink(KEPT_ROOM);
             let pool = self.0.pool.clone();
             pool.put(self);
         }
@@ -419,7 +430,11 @@ fn answered(
         return Err(Unanswered::Failed(Error::BadResponse));
     }
     let decoder = decoder(to_head, &answer).map_err(Unanswered::Failed)?;
+    // Who gives this one a length may send so much.
+    let bodied = answer.status == StatusCode::NO_CONTENT
+        && answer.headers.get(CONTENT_LENGTH).is_some_and(|l| l != "0");
     let kept = head::is_kept(answer.version, &answer.headers)
+        && !bodied
         && answer.status != StatusCode::SWITCHING_PROTOCOLS
         && !matches!(decoder, Decoder::UntilClose);
     let body = AnswerBody {
@@ -429,6 +444,7 @@ fn answered(
         upload,
         kept,
         stall: Stall::default(),
+        sent: 0,
     };
     Ok(Response::from_parts(answer, body))
 }
@@ -454,7 +470,8 @@ impl Upload {
         head::write_request_line(request.method(), request.uri(), &mut outbox.lead);
         body.spelling().write(fields, &mut outbox.lead);
         outbox.lead.extend_from_slice(b"\r\n");
-        let chunked = !body.is_end_stream() && fields.contains_key(TRANSFER_ENCODING);
+        // Also where the body was empty and has been read ahead: the field has been said.
+        let chunked = fields.contains_key(TRANSFER_ENCODING);
         Upload {
             encoder: match chunked {
                 true => Encoder::chunked(fields),
@@ -465,6 +482,12 @@ impl Upload {
             ended: false,
             cut: false,
         }
+    }
+
+    /// How much of the body has been taken.
+    fn sent(&self) -> u64 {
+        let body = self.request.as_ref().map(|request| request.body());
+        body.map_or(0, |body| body.sent.load(Relaxed))
     }
 
     /// All of it has been written.
@@ -543,6 +566,8 @@ pub struct AnswerBody {
     /// Whether the connection can take another request afterwards.
     kept: bool,
     stall: Stall,
+    /// How much of the request's body had been sent when this was last looked at.
+    sent: u64,
 }
 
 impl AnswerBody {
@@ -556,6 +581,17 @@ impl AnswerBody {
         let Ready(wire) = self.ready.take()?;
         let Wire { stream, inbox, .. } = *wire;
         Some((stream, Bytes::copy_from_slice(&inbox.bytes)))
+    }
+
+    /// Sends on what there is of the request's body, while nobody takes the answer's.
+    pub fn poll_upload(&mut self, cx: &mut Context<'_>) {
+        if let Some(Ready(wire)) = &mut self.ready {
+            let Wire { stream, outbox, .. } = &mut **wire;
+            if let Poll::Ready(Err(_)) = self.upload.poll(stream, outbox, cx) {
+                // What the origin has of it is not whole, and must not pass for it.
+                self.ready = None;
+            }
+        }
     }
 
     /// The whole answer is there: its connection is done with.
@@ -598,6 +634,9 @@ impl AnswerBody {
                 }
                 Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(Err(Error::Terminated)),
                 Poll::Pending => {
+                    // As long as the request's body moves, the origin may wait for the rest of it.
+                    let sent = self.upload.sent();
+                    self.stall.moved |= std::mem::replace(&mut self.sent, sent) != sent;
                     ready!(self.stall.poll(STALL_DEADLINE, cx));
                     return Poll::Ready(Err(Error::ResponseTimeout));
                 }
@@ -654,6 +693,108 @@ impl Drop for AnswerBody {
         // A body of known length is not read past its last byte: its end is seen here.
         if self.decoder.is_over() {
             self.over();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::AsyncWriteExt as _,
+        net::{TcpListener, TcpStream},
+        task::{consume_budget, coop::has_budget_remaining},
+    };
+
+    use super::*;
+    use crate::{authority::Authority, downstream::incoming::Source, upstream::Scheme};
+
+    async fn connected() -> (TcpStream, Ready) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("bound");
+        let (ours, theirs) = tokio::join!(TcpStream::connect(address), listener.accept());
+        let target = Target {
+            scheme: Scheme::Http,
+            authority: Authority::parse("a.test:80", None).expect("an authority"),
+        };
+        let stream = Stream::Plain(ours.expect("connected"));
+        let ready = Ready::new(stream, target, Arc::default());
+        (theirs.expect("accepted").0, ready)
+    }
+
+    #[tokio::test]
+    async fn a_connection_is_looked_at_however_much_its_task_has_done() {
+        for extra in [&b"HTTP/1.1 200 OK\r\n\r\n"[..], b""] {
+            let (mut origin, mut ready) = connected().await;
+            assert!(ready.is_alive());
+            origin.write_all(extra).await.expect("written");
+            drop(origin);
+            let Stream::Plain(stream) = &ready.0.stream else {
+                panic!("it is plain");
+            };
+            stream.readable().await.expect("something came");
+            std::future::poll_fn(|cx| {
+                while has_budget_remaining() {
+                    let _ = std::pin::pin!(consume_budget()).poll(cx);
+                }
+                Poll::Ready(())
+            })
+            .await;
+            assert!(!ready.is_alive());
+        }
+    }
+
+    /// The parts of a body, one after the other.
+    #[derive(Debug)]
+    struct Parts(std::sync::Mutex<Vec<Part>>);
+
+    impl Source for Parts {
+        fn poll_part(&self, _: &mut Context<'_>) -> Poll<Result<Part, Error>> {
+            Poll::Ready(Ok(self.0.lock().expect("one thread").remove(0)))
+        }
+    }
+
+    #[tokio::test]
+    async fn a_body_in_chunks_has_an_end_though_it_was_read_ahead() {
+        for (parts, written) in [
+            (vec![Part::End], "0\r\n\r\n"),
+            (
+                vec![
+                    Part::Data("a".into()),
+                    Part::Data("b".into()),
+                    Part::Trailers(
+                        [(http::header::ETAG, "x".parse().expect("a value"))]
+                            .into_iter()
+                            .collect(),
+                    ),
+                    Part::End,
+                ],
+                "2\r\nab\r\n0\r\netag: x\r\n\r\n",
+            ),
+        ] {
+            let source = Arc::new(Parts(parts.into()));
+            let incoming = Incoming::new(source, None, Spelling::default());
+            let mut request = Request::new(Outgoing::new(incoming, Arc::default(), false));
+            let fields = request.headers_mut();
+            fields.insert(TRANSFER_ENCODING, "chunked".parse().expect("a value"));
+            fields.insert(http::header::TRAILER, "ETag".parse().expect("a value"));
+            {
+                let mut ahead = std::pin::pin!(request.body_mut().read_ahead());
+                let polled = ahead.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+                assert!(polled.is_pending());
+            }
+            let (mut origin, mut ready) = connected().await;
+            let Wire { stream, outbox, .. } = &mut *ready.0;
+            let mut upload = Upload::new(Box::new(request), outbox);
+            let sent = std::future::poll_fn(|cx| upload.poll(stream, outbox, cx)).await;
+            assert!(sent.is_ok() && upload.is_done());
+            drop(ready);
+            let mut all = String::new();
+            tokio::io::AsyncReadExt::read_to_string(&mut origin, &mut all)
+                .await
+                .expect("text");
+            let (head, body) = all.split_once("\r\n\r\n").expect("a head");
+            assert!(head.contains("transfer-encoding: chunked"), "{head}");
+            assert_eq!(body, written);
         }
     }
 }

@@ -180,6 +180,8 @@ impl Head {
 
     /// RFC 9112 section 6.3, without the leniency.
     fn body(&self, asked: Asked) -> Result<Body, Error> {
+        // What HTTP/1.0 says of it is not heard (RFC 9110 section 7.8).
+        let switches = self.upgrade && self.websocket && !asked.old;
         match (self.length, self.chunked) {
             (Some(_), _) | (_, true) if asked.connect => malformed("CONNECT must not have a body"),
             _ if asked.connect => Ok(Body::Opaque),
@@ -188,11 +190,9 @@ impl Head {
             (None, true) if asked.old => {
                 malformed("HTTP/1.0 has no Transfer-Encoding; send Content-Length")
             }
-            (None | Some(0), false) if self.upgrade && self.websocket => Ok(Body::Undecided),
+            (None | Some(0), false) if switches => Ok(Body::Undecided),
             // RFC 6455 section 4.1: a GET. With a body it would be unclear where the other protocol begins.
-            _ if self.upgrade && self.websocket => {
-                malformed("a request for WebSocket must not have a body")
-            }
+            _ if switches => malformed("a request for WebSocket must not have a body"),
             (None, true) => Ok(Body::Chunked),
             (None | Some(0), false) => Ok(Body::Absent),
             (Some(length), false) => Ok(Body::Length(length)),

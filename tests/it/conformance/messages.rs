@@ -29,10 +29,17 @@ fn answers_without_a_body_have_none_and_keep_their_fields() {
                 "HTTP/1.1 204 No Content\r\nX-A: 1\r\nvia: 1.1 paceline\r\n\r\n",
             ),
             Row::new(
+                "204 with a length",
+                "DELETE {at}/204-length HTTP/1.1\r\nHost: {host}\r\n\r\n",
+                "HTTP/1.1 204 No Content\r\nContent-Length: 0\r\nX-A: 1\r\n\r\n",
+                // RFC 9110 section 8.6: it has none.
+                "HTTP/1.1 204 No Content\r\nX-A: 1\r\nvia: 1.1 paceline\r\n\r\n",
+            ),
+            Row::new(
                 "304 with the length of what it stands for",
                 "GET {at}/304 HTTP/1.1\r\nHost: {host}\r\nIf-None-Match: \"x\"\r\n\r\n",
                 "HTTP/1.1 304 Not Modified\r\nETag: \"x\"\r\nContent-Length: 77\r\n\r\n",
-                // The codec leaves the length out, as RFC 9110 section 8.6 allows.
+                // RFC 9110 section 8.6: it is the length of what a 200 would have brought.
                 "HTTP/1.1 304 Not Modified\r\nETag: \"x\"\r\nContent-Length: 77\r\nvia: 1.1 paceline\r\n\r\n",
             ),
             Row::new(
@@ -75,8 +82,8 @@ fn bodies_pass_in_every_framing() {
             ])
             .arrives("PUT /put HTTP/1.1\r\nHost: {host}\r\nContent-Length: 5\r\nvia: 1.1 paceline\r\n\r\nhello"),
             Row::new(
-                "an upload in chunks, one with an extension",
-                "POST {at}/chunks HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n2;x=y\r\nde\r\n0\r\n\r\n",
+                "an upload in chunks, with an extension",
+                "POST {at}/chunks HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\n\r\n3;x=y\r\nabc\r\n0\r\n\r\n",
                 "",
                 "HTTP/1.1 200 OK\r\nContent-Length: 2\r\nvia: 1.1 paceline\r\n\r\nok",
             )
@@ -85,7 +92,7 @@ fn bodies_pass_in_every_framing() {
                 say("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"),
             ])
             .arrives(
-                "POST /chunks HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\nvia: 1.1 paceline\r\n\r\n3\r\nabc\r\n2\r\nde\r\n0\r\n\r\n",
+                "POST /chunks HTTP/1.1\r\nHost: {host}\r\nTransfer-Encoding: chunked\r\nvia: 1.1 paceline\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
             ),
             Row::new(
                 "a GET with a body",

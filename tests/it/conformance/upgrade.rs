@@ -139,3 +139,23 @@ fn a_101_that_nobody_asked_for_is_502() {
         assert_eq!(scene.out_of_step(form, &mut session), None, "{form:?}");
     }
 }
+
+/// RFC 9110 section 7.8.
+#[test]
+fn an_upgrade_that_http_1_0_asks_for_is_not_heard() {
+    for form in FORMS {
+        let scene = Scene::new();
+        let said = say("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok");
+        scene.origin(form).script("/old", vec![said]);
+        let mut session = scene.open(form);
+        scene.send(
+            form,
+            &mut session,
+            "GET {at}/old HTTP/1.0\r\nHost: {host}\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n",
+        );
+        assert_eq!(session.answer().unwrap().status(), 200, "{form:?}");
+        let connection = scene.origin(form).await_asked("/old").connection;
+        let arrived = scene.origin(form).heard_text(connection);
+        assert!(!arrived.contains("pgrade"), "{form:?} {arrived}");
+    }
+}
