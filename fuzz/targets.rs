@@ -251,6 +251,10 @@ fn read_answer<'a>(
             assert_eq!(readable, buffer.len());
         }
     }
+    if written.is_none() {
+        // A head of which no line has ended is not looked at with each byte.
+        head::response(&mut buffer, &mut 0).ok()?;
+    }
     Some((written, data, decoder.is_over()))
 }
 

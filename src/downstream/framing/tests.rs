@@ -3,6 +3,7 @@
 use std::{
     convert::Infallible,
     sync::{Arc, Mutex},
+    task::{Context, Poll, Waker},
 };
 
 use http::{Request, Response, Version, header::CONTENT_LENGTH};
@@ -16,6 +17,7 @@ use proptest::{
 };
 
 use super::*;
+use crate::downstream::connection::Connection;
 
 /// What became of a stream.
 #[derive(Debug, PartialEq, Eq)]
@@ -513,11 +515,13 @@ fn codec(stream: &[u8]) -> (Vec<Read>, Result<(), hyper::Error>) {
             async move {
                 let (head, body) = request.into_parts();
                 let fields = &head.headers;
+                // As it reads them: a value that is not ASCII says nothing.
                 let options = fields.get_all(http::header::CONNECTION).iter();
-                let mut options = options.flat_map(|v| v.as_bytes().split(|b| *b == b','));
+                let options = options.filter_map(|v| v.to_str().ok());
+                let mut options = options.flat_map(|v| v.split(','));
                 // To HTTP/1.0 the answer would have to say that the connection stays.
                 let closes = head.version == Version::HTTP_10
-                    || options.any(|o| o.trim_ascii().eq_ignore_ascii_case(b"close"));
+                    || options.any(|o| o.trim().eq_ignore_ascii_case("close"));
                 let length = fields
                     .get(CONTENT_LENGTH)
                     .and_then(|v| v.to_str().ok()?.parse().ok());
@@ -548,6 +552,29 @@ fn codec(stream: &[u8]) -> (Vec<Read>, Result<(), hyper::Error>) {
         );
     let reads = std::mem::take(&mut *reads.lock().expect("no panic holds it"));
     (reads, served)
+}
+
+/// What our own connection makes of a stream: the body of each request, or nothing where it broke off.
+fn ours(stream: &[u8]) -> Vec<Option<Vec<u8>>> {
+    // All of it is there, so that nothing is waited for.
+    let mut cx = Context::from_waker(Waker::noop());
+    let stream = std::io::Cursor::new(stream.to_vec());
+    let connection = Connection::new(tokio::io::join(stream, tokio::io::sink()));
+    let mut bodies = Vec::new();
+    while let Poll::Ready(Some(mut asked)) = connection.poll_asked(&mut cx) {
+        if asked.verdict.is_err() {
+            break;
+        }
+        let collecting = std::pin::pin!(asked.request.body_mut().collect());
+        let Poll::Ready(body) = collecting.poll(&mut cx) else {
+            panic!("a body waits for bytes that are there");
+        };
+        bodies.push(body.ok().map(|body| body.to_bytes().to_vec()));
+        if !connection.go_on() {
+            break;
+        }
+    }
+    bodies
 }
 
 proptest! {
@@ -583,7 +610,25 @@ proptest! {
         prop_assert_eq!(&seen, &Seen { fine: bodies.len() as u64, fault: None, passed: stream.len() });
         let (reads, served) = codec(&stream);
         prop_assert!(served.is_ok(), "{:?}", served);
-        prop_assert_eq!(reads.into_iter().map(|r| r.body).collect::<Vec<_>>(), bodies);
+        prop_assert_eq!(reads.into_iter().map(|r| r.body).collect::<Vec<_>>(), bodies.clone());
+        prop_assert_eq!(ours(&stream), bodies.into_iter().map(Some).collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn what_passes_is_read_and_what_is_broken_is_no_whole_body(stream in mutated()) {
+        let mut framing = Framing::default();
+        let (_, fault) = framing.follow(&stream);
+        let bodies = ours(&stream);
+        // After a CONNECT, or a request to switch, there is no telling.
+        if stream.windows(8).any(|w| w == b"CONNECT ") || stream.windows(7).any(|w| w.eq_ignore_ascii_case(b"upgrade")) {
+            return Ok(());
+        }
+        prop_assert_eq!(bodies.len() as u64, framing.heads(), "{}", stream.escape_ascii());
+        if let Some((last, others)) = bodies.split_last() {
+            prop_assert!(others.iter().all(Option::is_some));
+            prop_assert!(last.is_some() || !matches!(fault, Some(Fault::Refused(_))));
+            prop_assert!(last.is_none() || !matches!(fault, Some(Fault::Broken(_))));
+        }
     }
 
     #[test]
