@@ -11,6 +11,7 @@
 )]
 
 use std::{
+    net::Ipv4Addr,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::{Duration, Instant},
 };
@@ -172,7 +173,8 @@ impl Bench {
             .map(|n| format!("\"{}:80\" = \"{to}\"\n", host(n)))
             .collect();
         Keys {
-            proxy: "max_connections = 20000\nmax_wait = \"1h\"".to_owned(),
+            proxy: "max_connections = 20000\nmax_connections_per_client = 20000\nmax_wait = \"1h\""
+                .to_owned(),
             rest: format!(
                 "[upstream.resolve]\n{resolve}[[destination]]\nname = \"bench\"\nhosts = [\"*.bench.test\"]\n{destination}\n"
             ),
@@ -285,8 +287,13 @@ impl Bench {
                 let replica = &replicas[0];
                 let empty = replica.family().memory_kib();
                 let route = absolute(replica, 0);
-                let load =
-                    Load::start((0..waiting).map(|_| (route.clone(), vec![route.request(SMALL)])));
+                // None of the clients may have half of the queue.
+                let load = Load::start((0..waiting).map(|n| {
+                    let mut route = route.clone();
+                    route.from = Some(Ipv4Addr::new(127, 0, 0, 1 + (n % 4) as u8));
+                    let request = route.request(SMALL);
+                    (route, vec![request])
+                }));
                 await_depth(replica, waiting);
                 let grown = replica.family().memory_kib() - empty;
                 // Postgres tells its counts a second late.

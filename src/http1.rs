@@ -18,10 +18,14 @@ use bytes::{BufMut as _, BytesMut};
 use tokio::io::AsyncRead;
 use tokio_util::io::poll_read_buf;
 
-/// What is read at once at first. A buffer that a read has filled is made twice as large.
+/// What is read at once at first. A buffer that a read has filled, or nearly, is made twice as large.
 pub const READ_AT_FIRST: usize = 4 * 1024;
 /// What is read at once at most.
 const READ_AT_MOST: usize = 512 * 1024;
+
+/// A read of so much is likely to have more behind it, until there is so much.
+const PIECE: usize = 8 * 1024;
+const ENOUGH: usize = 64 * 1024;
 
 /// The buffer that a stream is read into.
 #[derive(Debug)]
@@ -30,6 +34,8 @@ pub struct Inbox {
     pub bytes: BytesMut,
     /// How much the next read has room for.
     room: usize,
+    /// The stream broke behind what was read last.
+    broken: Option<io::Error>,
 }
 
 impl Default for Inbox {
@@ -37,6 +43,7 @@ impl Default for Inbox {
         Inbox {
             bytes: BytesMut::new(),
             room: READ_AT_FIRST,
+            broken: None,
         }
     }
 }
@@ -50,14 +57,39 @@ impl Inbox {
     where
         I: AsyncRead + Unpin,
     {
+        if let Some(e) = self.broken.take() {
+            return Poll::Ready(Err(e));
+        }
         self.bytes.reserve(self.room);
-        // Into memory that nobody has cleared: the length of what is read is known by the buffer alone.
-        let mut limited = (&mut self.bytes).limit(self.room);
-        let read = ready!(poll_read_buf(Pin::new(stream), cx, &mut limited))?;
-        if read == self.room && self.room < READ_AT_MOST {
+        let mut read = ready!(self.poll_read(stream, cx))?;
+        // TLS gives a record at a time. To pass each on by itself would be a write for each, and a wake-up of the peer.
+        while (PIECE..ENOUGH).contains(&read) && read + PIECE <= self.room {
+            match self.poll_read(stream, cx) {
+                Poll::Ready(Ok(more @ 1..)) => read += more,
+                // A stream tells that it broke once, and then that it has ended.
+                Poll::Ready(Err(e)) => {
+                    self.broken = Some(e);
+                    break;
+                }
+                Poll::Ready(Ok(0)) | Poll::Pending => break,
+            }
+        }
+        let full = read >= self.room || self.room > PIECE && read + PIECE > self.room;
+        if full && self.room < READ_AT_MOST {
             self.room *= 2;
         }
         Poll::Ready(Ok(read))
+    }
+
+    /// Reads into the room that is left.
+    fn poll_read<I>(&mut self, stream: &mut I, cx: &mut Context<'_>) -> Poll<io::Result<usize>>
+    where
+        I: AsyncRead + Unpin,
+    {
+        // Into memory that nobody has cleared: the length of what is read is known by the buffer alone.
+        let room = self.bytes.capacity() - self.bytes.len();
+        let mut limited = (&mut self.bytes).limit(room);
+        poll_read_buf(Pin::new(stream), cx, &mut limited)
     }
 
     /// Lets go of what is more than `room`, if nothing is in it.
@@ -73,5 +105,53 @@ impl Inbox {
         if self.bytes.is_empty() {
             *self = Inbox::default();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use tokio::io::ReadBuf;
+
+    use super::*;
+
+    /// Gives so many records, breaks once, and has ended then.
+    struct Records(usize, bool);
+
+    impl AsyncRead for Records {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            buf: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            if self.0 > 0 {
+                self.0 -= 1;
+                buf.put_slice(&[7; 16 * 1024][..buf.remaining().min(16 * 1024)]);
+            } else if !std::mem::replace(&mut self.1, true) {
+                return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
+            }
+            Poll::Ready(Ok(()))
+        }
+    }
+
+    #[test]
+    fn records_are_taken_together_and_a_break_behind_them_is_told() {
+        let (mut inbox, mut stream) = (Inbox::default(), Records(20, false));
+        let mut cx = Context::from_waker(Waker::noop());
+        let mut reads = Vec::new();
+        loop {
+            match inbox.poll_fill(&mut stream, &mut cx) {
+                Poll::Ready(Ok(read)) => reads.push(read),
+                Poll::Ready(Err(e)) => break assert_eq!(e.kind(), io::ErrorKind::ConnectionReset),
+                Poll::Pending => panic!("it has something to say"),
+            }
+        }
+        assert_eq!(reads.iter().sum::<usize>(), inbox.bytes.len());
+        assert!(
+            reads.iter().all(|read| (1..2 * ENOUGH).contains(read)),
+            "{reads:?}"
+        );
+        assert!(reads.iter().any(|read| *read >= ENOUGH), "{reads:?}");
     }
 }

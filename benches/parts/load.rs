@@ -3,7 +3,7 @@
 
 use std::{
     io,
-    net::SocketAddr,
+    net::{Ipv4Addr, SocketAddr},
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed},
@@ -31,6 +31,8 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub struct Route {
     /// Where it connects: a proxy, a relay, or the origin itself.
     pub connect: SocketAddr,
+    /// And from where, if that matters: a proxy may tell its clients by it.
+    pub from: Option<Ipv4Addr>,
     /// What it asks a proxy to connect to: `host:port`.
     pub tunnel: Option<String>,
     /// TLS, towards whoever answers there, and the roots to trust.
@@ -48,6 +50,7 @@ impl Route {
     pub fn plain(connect: SocketAddr) -> Route {
         Route {
             connect,
+            from: None,
             tunnel: None,
             tls: None,
             prefix: String::new(),
@@ -281,6 +284,9 @@ impl Wire {
 /// As [`Wire::open`].
 pub async fn open_bare(route: &Route) -> io::Result<TcpStream> {
     let socket = TcpSocket::new_v4()?;
+    if let Some(from) = route.from {
+        socket.bind((from, 0).into())?;
+    }
     let mut stream = socket.connect(route.connect).await?;
     stream.set_nodelay(true)?;
     if let Some(to) = &route.tunnel {
