@@ -270,13 +270,16 @@ impl Bench {
                 "KiB/waiting request",
             ],
         );
+        // Or as many as a replica has files for, two to a connection.
+        let files = rustix::process::getrlimit(rustix::process::Resource::Nofile).maximum;
+        let most = files.map_or(10_000, |files| 10_000.min(files as usize / 2 - 100));
         for (waiting, rate) in [
             (1, 1_000),
             (10, 1_000),
             (100, 1_000),
             (1_000, 1_000),
-            (10_000, 1_000),
-            (10_000, 5),
+            (most, 1_000),
+            (most, 5),
         ] {
             let mut figures: [Rounds; 6] = Default::default();
             for _ in 0..self.options.rounds {
