@@ -4,213 +4,43 @@
 //! with them. So a request crosses from its client's socket to its origin's without a task switch, and dropping the
 //! exchange at any point closes the connection: a half-used one is never seen again.
 
+mod answer;
+mod outgoing;
+
 use std::{
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering::Relaxed},
-    },
+    sync::{Arc, atomic::Ordering::Relaxed},
     task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
-use bytes::{Bytes, BytesMut};
 use http::{
-    HeaderMap, Method, Request, Response, StatusCode, Version,
+    Method, Request, Response, StatusCode, Version,
     header::{CONTENT_LENGTH, TRANSFER_ENCODING},
     response,
 };
-use http_body::{Body, Frame, SizeHint};
+use http_body::Body as _;
 use tokio::{
     io::{AsyncRead as _, ReadBuf},
     task::unconstrained,
     time::{Instant, Sleep, sleep_until},
 };
 
+pub use self::{
+    answer::AnswerBody,
+    outgoing::{BODY_BROKEN, Outgoing},
+};
 use crate::{
-    downstream::incoming::Incoming,
     error::Error,
     headers,
     http1::{
         Inbox,
-        body::{Decoder, Part},
+        body::Decoder,
         head::{self, Spelling},
         outbox::{Encoder, Outbox},
     },
     upstream::{Target, pool::Pool, stream::Stream},
 };
-
-/// The body of a request on its way to an origin, its bytes counted as they go.
-#[derive(Debug)]
-pub struct Outgoing {
-    /// `None` for a message that is sent again: it has no body.
-    incoming: Option<Incoming>,
-    spelling: Spelling,
-    /// What was read while the request waited.
-    ahead: BytesMut,
-    trailers: Option<HeaderMap>,
-    sent: Arc<AtomicU64>,
-    expected: bool,
-    stall: Stall,
-}
-
-impl Outgoing {
-    /// The body that a client sends; the bytes handed on are added to `sent`. With `expected`, the client waits for a 100
-    /// before it sends any (RFC 9110 section 10.1.1): asking for the first frame makes the codec send one.
-    pub fn new(mut incoming: Incoming, sent: Arc<AtomicU64>, expected: bool) -> Self {
-        Outgoing {
-            expected,
-            spelling: incoming.take_spelling(),
-            incoming: Some(incoming),
-            ahead: BytesMut::new(),
-            trailers: None,
-            sent,
-            stall: Stall::default(),
-        }
-    }
-
-    /// The body of the same message sent once more, if it has none.
-    pub fn repeated(&self) -> Option<Self> {
-        self.is_end_stream().then(|| Outgoing {
-            incoming: None,
-            spelling: self.spelling.clone(),
-            ahead: BytesMut::new(),
-            trailers: None,
-            sent: self.sent.clone(),
-            expected: false,
-            stall: Stall::default(),
-        })
-    }
-
-    /// How the fields of the request's head were spelled.
-    fn spelling(&self) -> &Spelling {
-        &self.spelling
-    }
-
-    /// Whether the client waits for leave to send it.
-    pub fn is_expected(&self) -> bool {
-        self.expected
-    }
-
-    /// Reads up to 64 KiB while the request waits, so that the end of a client that leaves is not hidden behind
-    /// them. Resolves only if the body breaks off.
-    pub async fn read_ahead(&mut self) -> Error {
-        std::future::poll_fn(|cx| {
-            while self.ahead.len() < AHEAD {
-                let Some(incoming) = &mut self.incoming else {
-                    break;
-                };
-                match ready!(Pin::new(incoming).poll_frame(cx)) {
-                    // Copied: a piece, however small, would hold the buffer that it was read into.
-                    Some(Ok(frame)) => match frame.into_data() {
-                        Ok(data) => self.ahead.extend_from_slice(&data),
-                        Err(frame) => self.trailers = frame.into_trailers().ok(),
-                    },
-                    Some(Err(e)) => return Poll::Ready(e),
-                    None => break,
-                }
-            }
-            Poll::Pending
-        })
-        .await
-    }
-}
-
-impl Body for Outgoing {
-    type Data = Bytes;
-    type Error = Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
-        let this = &mut *self;
-        let ahead = match (this.ahead.is_empty(), this.trailers.take()) {
-            (true, trailers) => trailers.map(Frame::trailers),
-            (false, trailers) => {
-                this.trailers = trailers;
-                Some(Frame::data(std::mem::take(&mut this.ahead).freeze()))
-            }
-        };
-        let mut frame = match ahead {
-            Some(frame) => Some(Ok(frame)),
-            None => match this.incoming.as_mut().map(|i| Pin::new(i).poll_frame(cx)) {
-                None => None,
-                Some(Poll::Ready(frame)) => frame,
-                Some(Poll::Pending) => {
-                    ready!(this.stall.poll(BODY_DEADLINE, cx));
-                    Some(Err(Error::BodyTimeout))
-                }
-            },
-        };
-        this.stall.moved = true;
-        if let Some(Ok(frame)) = &mut frame
-            && let Some(trailers) = frame.trailers_mut()
-        {
-            headers::strip_trailers(trailers);
-        }
-        if let Some(data) = frame
-            .as_ref()
-            .and_then(|f| f.as_ref().ok())
-            .and_then(Frame::data_ref)
-        {
-            self.sent.fetch_add(data.len() as u64, Relaxed);
-        }
-        Poll::Ready(frame)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.ahead.is_empty()
-            && self.trailers.is_none()
-            && self.incoming.as_ref().is_none_or(Body::is_end_stream)
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        let none = || SizeHint::with_exact(0);
-        let rest = self.incoming.as_ref().map_or_else(none, Body::size_hint);
-        let ahead = self.ahead.len() as u64;
-        let mut hint = SizeHint::new();
-        hint.set_lower(rest.lower().saturating_add(ahead));
-        if let Some(upper) = rest.upper() {
-            hint.set_upper(upper.saturating_add(ahead));
-        }
-        hint
-    }
-}
-
-/// Why a request's body ends before its end.
-pub const BODY_BROKEN: Error =
-    Error::Malformed("the request's body ended early or is malformed; send all of it as framed");
-
-/// A client that has begun a body and sends nothing more of it for this long holds the origin's connection, and a place
-/// among those under way, for nothing.
-const BODY_DEADLINE: Duration = Duration::from_secs(30);
-
-/// Notices that nothing moves.
-#[derive(Debug, Default)]
-struct Stall {
-    /// Runs while nothing comes; most bodies come without it.
-    until: Option<Pin<Box<Sleep>>>,
-    /// Something came since it was last looked at.
-    moved: bool,
-}
-
-impl Stall {
-    /// To be asked when nothing comes: resolves once that has been so for `patience`.
-    fn poll(&mut self, patience: Duration, cx: &mut Context<'_>) -> Poll<()> {
-        let until = Instant::now() + patience;
-        let sleep = self
-            .until
-            .get_or_insert_with(|| Box::pin(sleep_until(until)));
-        if std::mem::take(&mut self.moved) {
-            sleep.as_mut().reset(until);
-        }
-        sleep.as_mut().poll(cx)
-    }
-}
-
-/// How much of a body is read while its request waits.
-const AHEAD: usize = 64 * 1024;
 
 /// The room for reading that an idle connection keeps for a moment: the next answer is often like the last.
 const KEPT_ROOM: usize = 64 * 1024;
@@ -555,145 +385,26 @@ impl Upload {
     }
 }
 
-/// The body of an answer, and the connection it comes on.
-#[derive(Debug)]
-pub struct AnswerBody {
-    spelling: Spelling,
-    decoder: Decoder,
-    /// Until the answer is over.
-    ready: Option<Ready>,
-    upload: Upload,
-    /// Whether the connection can take another request afterwards.
-    kept: bool,
-    stall: Stall,
-    /// How much of the request's body had been sent when this was last looked at.
-    sent: u64,
+/// Notices that nothing moves.
+#[derive(Debug, Default)]
+struct Stall {
+    /// Runs while nothing comes; most bodies come without it.
+    until: Option<Pin<Box<Sleep>>>,
+    /// Something came since it was last looked at.
+    moved: bool,
 }
 
-impl AnswerBody {
-    /// How the fields of the answer's head were spelled. What is returned is needed no more than once.
-    pub fn take_spelling(&mut self) -> Spelling {
-        std::mem::take(&mut self.spelling)
-    }
-
-    /// After an answer of 101: the bare stream, and what was already read of it.
-    pub fn into_stream(mut self) -> Option<(Stream, Bytes)> {
-        let Ready(wire) = self.ready.take()?;
-        let Wire { stream, inbox, .. } = *wire;
-        Some((stream, Bytes::copy_from_slice(&inbox.bytes)))
-    }
-
-    /// Sends on what there is of the request's body, while nobody takes the answer's.
-    pub fn poll_upload(&mut self, cx: &mut Context<'_>) {
-        if let Some(Ready(wire)) = &mut self.ready {
-            let Wire { stream, outbox, .. } = &mut **wire;
-            if let Poll::Ready(Err(_)) = self.upload.poll(stream, outbox, cx) {
-                // What the origin has of it is not whole, and must not pass for it.
-                self.ready = None;
-            }
+impl Stall {
+    /// To be asked when nothing comes: resolves once that has been so for `patience`.
+    fn poll(&mut self, patience: Duration, cx: &mut Context<'_>) -> Poll<()> {
+        let until = Instant::now() + patience;
+        let sleep = self
+            .until
+            .get_or_insert_with(|| Box::pin(sleep_until(until)));
+        if std::mem::take(&mut self.moved) {
+            sleep.as_mut().reset(until);
         }
-    }
-
-    /// The whole answer is there: its connection is done with.
-    fn over(&mut self) {
-        if let Some(ready) = self.ready.take()
-            && self.kept
-            && self.upload.is_done()
-        {
-            ready.release();
-        }
-    }
-
-    fn poll_part(&mut self, cx: &mut Context<'_>) -> Poll<Result<Part, Error>> {
-        let Some(Ready(wire)) = &mut self.ready else {
-            return Poll::Ready(match self.decoder.is_over() {
-                true => Ok(Part::End),
-                false => Err(Error::Terminated),
-            });
-        };
-        let Wire {
-            stream,
-            inbox,
-            outbox,
-            ..
-        } = &mut **wire;
-        if let Poll::Ready(Err(e)) = self.upload.poll(stream, outbox, cx) {
-            return Poll::Ready(Err(e));
-        }
-        loop {
-            let mut readable = inbox.bytes.len();
-            match self.decoder.decode(&mut inbox.bytes, &mut readable) {
-                Ok(Part::Later) => {}
-                Ok(part) => return Poll::Ready(Ok(part)),
-                Err(_) => return Poll::Ready(Err(Error::Terminated)),
-            }
-            match inbox.poll_fill(stream, cx) {
-                Poll::Ready(Ok(1..)) => {}
-                Poll::Ready(Ok(0)) if matches!(self.decoder, Decoder::UntilClose) => {
-                    self.decoder = Decoder::Over;
-                }
-                Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(Err(Error::Terminated)),
-                Poll::Pending => {
-                    // As long as the request's body moves, the origin may wait for the rest of it.
-                    let sent = self.upload.sent();
-                    self.stall.moved |= std::mem::replace(&mut self.sent, sent) != sent;
-                    ready!(self.stall.poll(STALL_DEADLINE, cx));
-                    return Poll::Ready(Err(Error::ResponseTimeout));
-                }
-            }
-        }
-    }
-}
-
-/// An origin that has begun an answer and sends nothing more of it for this long is given up.
-const STALL_DEADLINE: Duration = Duration::from_secs(60);
-
-impl Body for AnswerBody {
-    type Data = Bytes;
-    type Error = Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
-        let this = &mut *self;
-        let part = ready!(this.poll_part(cx));
-        this.stall.moved = true;
-        let frame = match part {
-            Ok(Part::Data(data)) => Ok(Frame::data(data)),
-            Ok(Part::Trailers(mut trailers)) => {
-                headers::strip_trailers(&mut trailers);
-                Ok(Frame::trailers(trailers))
-            }
-            Ok(Part::End | Part::Later) => {
-                this.over();
-                return Poll::Ready(None);
-            }
-            Err(e) => {
-                this.ready = None;
-                Err(e)
-            }
-        };
-        Poll::Ready(Some(frame))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.decoder.is_over()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.decoder
-            .left()
-            .map_or_else(SizeHint::default, SizeHint::with_exact)
-    }
-}
-
-impl Drop for AnswerBody {
-    fn drop(&mut self) {
-        // A body of known length is not read past its last byte: its end is seen here.
-        if self.decoder.is_over() {
-            self.over();
-        }
+        sleep.as_mut().poll(cx)
     }
 }
 
@@ -706,7 +417,12 @@ mod tests {
     };
 
     use super::*;
-    use crate::{authority::Authority, downstream::incoming::Source, upstream::Scheme};
+    use crate::{
+        authority::Authority,
+        downstream::incoming::{Incoming, Source},
+        http1::body::Part,
+        upstream::Scheme,
+    };
 
     async fn connected() -> (TcpStream, Ready) {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
