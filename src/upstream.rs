@@ -7,6 +7,7 @@
 pub mod dial;
 pub mod exchange;
 pub mod pool;
+pub mod read_ahead;
 pub mod stream;
 
 use std::{

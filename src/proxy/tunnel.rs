@@ -119,6 +119,9 @@ pub fn run<'a>(
     }
 }
 
+/// So much of an answer TLS takes before the client does. A write of so much wakes the client once.
+const TLS_AHEAD: usize = 256 * 1024;
+
 /// Ends TLS, unless the handshake fails or takes too long.
 async fn accept(
     outer: &Downstream,
@@ -129,8 +132,11 @@ async fn accept(
 ) -> Option<Box<TlsStream<Early<Socket>>>> {
     let accepting = TlsAcceptor::from(tls).accept(client);
     match tokio::time::timeout_at(until, accepting).await {
-        // Boxed: it is moved about, and there would be room for it in each place.
-        Ok(Ok(stream)) => Some(Box::new(stream)),
+        Ok(Ok(mut stream)) => {
+            stream.get_mut().1.set_buffer_limit(Some(TLS_AHEAD));
+            // Boxed: it is moved about, and there would be room for it in each place.
+            Some(Box::new(stream))
+        }
         Ok(Err(e)) => {
             handshake_failed(&outer.proxy, &authority.host, &e);
             None

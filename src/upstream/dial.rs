@@ -29,7 +29,7 @@ use crate::{
     config,
     error::Error,
     policy::Reach,
-    upstream::{Scheme, Target, stream::Stream},
+    upstream::{Scheme, Target, read_ahead::ReadAhead, stream::Stream},
 };
 
 /// How long the resolver may take.
@@ -127,7 +127,7 @@ impl Dialer {
             Host::Ip(ip) => ServerName::from(*ip),
         };
         let tls = TlsConnector::from(self.tls.clone())
-            .connect(name, tcp)
+            .connect(name, ReadAhead::new(tcp))
             .await
             .map_err(|e| of_tls(&e))?;
         Ok(Stream::Tls(Box::new(tls)))

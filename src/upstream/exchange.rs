@@ -209,10 +209,16 @@ impl Ready {
 
     /// Back to the pool, if it can take another request.
     fn release(mut self) {
-        let Wire { inbox, outbox, .. } = &mut *self.0;
+        let Wire {
+            stream,
+            inbox,
+            outbox,
+            ..
+        } = &mut *self.0;
         if inbox.bytes.is_empty() && outbox.is_empty() {
             outbox.has_moved();
             inbox.shrink(KEPT_ROOM);
+            stream.rest();
             let pool = self.0.pool.clone();
             pool.put(self);
         }

@@ -12,13 +12,24 @@ use tokio::{
 };
 use tokio_rustls::client::TlsStream;
 
+use crate::upstream::read_ahead::ReadAhead;
+
 /// The stream.
 #[derive(Debug)]
 pub enum Stream {
     /// Clear text.
     Plain(TcpStream),
     /// TLS; boxed, for its state is large and most of a connection's life it only waits.
-    Tls(Box<TlsStream<TcpStream>>),
+    Tls(Box<TlsStream<ReadAhead<TcpStream>>>),
+}
+
+impl Stream {
+    /// Lets go of the memory that only an exchange needs.
+    pub fn rest(&mut self) {
+        if let Stream::Tls(s) = self {
+            s.get_mut().0.rest();
+        }
+    }
 }
 
 impl AsyncRead for Stream {
