@@ -75,6 +75,7 @@ where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let connection = Connection::new(stream);
+    downstream.socket.give_up_after(Some(BLOCKED_DEADLINE));
     // The inside of a tunnel ends, once it is idle, when the rules no longer allow what it was opened for.
     let outlived = async {
         match downstream.opened() {
@@ -130,17 +131,14 @@ where
         // Boxed, so that a connection has room for a request only while it has one.
         let serving = Box::pin(downstream.clone().serve(request, verdict));
         let mut attention = Attention::new(&connection, &downstream);
-        let answer = attention
-            .to(&mut leave, timer.as_mut(), serving)
-            .await
-            .ok()?;
+        let answer = attention.to(&mut leave, serving).await.ok()?;
         let last = leave.by.is_some() && !downstream.has_promise();
         let mut answering = connection.begin(answer, form, last);
         let sending = Sending {
             connection: &connection,
             answering: &mut answering,
         };
-        match attention.to(&mut leave, timer.as_mut(), sending).await {
+        match attention.to(&mut leave, sending).await {
             Ok(Ok(())) => {}
             Ok(Err(BrokenOff)) => {
                 // An orderly end would make a whole answer of it for clients that read to the end of the stream.
@@ -152,6 +150,8 @@ where
         let kept = answering.kept;
         drop(answering);
         if downstream.has_promise() {
+            // In a tunnel either side may take its time.
+            downstream.socket.give_up_after(None);
             return connection.into_rest();
         }
         if !kept || !connection.go_on() {
@@ -262,7 +262,7 @@ fn poll_due(mut timer: Pin<&mut Sleep>, due: Instant, cx: &mut Context<'_>) -> b
     false
 }
 
-/// The client has left, or takes nothing of its answer. With the connection go the requests on it: what waits is not
+/// The client has left. With the connection go the requests on it: what waits is not
 /// sent, what is under way is broken off.
 struct Gone;
 
@@ -272,7 +272,6 @@ struct Attention<'c, I> {
     downstream: &'c Downstream,
     /// There are bytes of the client that nobody reads, and its end may stand behind them.
     looking: Option<Pin<Box<Sleep>>>,
-    standstill: Standstill,
 }
 
 impl<'c, I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Attention<'c, I> {
@@ -281,17 +280,11 @@ impl<'c, I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Attention<'c, I> {
             connection,
             downstream,
             looking: None,
-            standstill: Standstill::default(),
         }
     }
 
     /// Does `work` unless the client leaves before.
-    async fn to<W, F>(
-        &mut self,
-        leave: &mut Leave<F>,
-        mut timer: Pin<&mut Sleep>,
-        mut work: W,
-    ) -> Result<W::Output, Gone>
+    async fn to<W, F>(&mut self, leave: &mut Leave<F>, mut work: W) -> Result<W::Output, Gone>
     where
         W: Future + Unpin,
         F: Future<Output = Duration> + Unpin,
@@ -301,7 +294,7 @@ impl<'c, I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Attention<'c, I> {
             if let Poll::Ready(done) = Pin::new(&mut work).poll(cx) {
                 return Poll::Ready(Ok(done));
             }
-            if self.has_left(cx) || self.is_stuck(timer.as_mut(), cx) {
+            if self.has_left(cx) {
                 return Poll::Ready(Err(Gone));
             }
             Poll::Pending
@@ -332,32 +325,6 @@ impl<'c, I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Attention<'c, I> {
             looking.as_mut().reset(Instant::now() + LOOK_EVERY);
         }
         false
-    }
-
-    fn is_stuck(&mut self, timer: Pin<&mut Sleep>, cx: &mut Context<'_>) -> bool {
-        match self
-            .standstill
-            .since(self.connection.blocked(), Instant::now)
-        {
-            Some(since) => poll_due(timer, since + BLOCKED_DEADLINE, cx),
-            None => false,
-        }
-    }
-}
-
-/// Since when a client has taken nothing, though there is something to take. One that is slow takes some now and then.
-#[derive(Debug, Default)]
-struct Standstill(Option<Instant>);
-
-impl Standstill {
-    /// What waits to be taken is `blocked`: if some was taken since the last look, it begins anew.
-    fn since(&mut self, blocked: Option<bool>, now: impl Fn() -> Instant) -> Option<Instant> {
-        self.0 = match (blocked, self.0) {
-            (None, _) => None,
-            (Some(false), Some(since)) => Some(since),
-            (Some(_), _) => Some(now()),
-        };
-        self.0
     }
 }
 
@@ -390,26 +357,4 @@ async fn linger<I: AsyncRead + AsyncWrite + Unpin + Send + 'static>(connection: 
         }
     };
     let _ = timeout(LINGER_DEADLINE, drained).await;
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_client_that_takes_some_now_and_then_does_not_stand_still() {
-        let (mut standstill, start) = (Standstill::default(), Instant::now());
-        let mut at = |seconds, blocked| {
-            let now = || start + Duration::from_secs(seconds);
-            let since = standstill.since(blocked, now);
-            since.map(|since| since.duration_since(start).as_secs())
-        };
-        assert_eq!(at(0, None), None);
-        assert_eq!(at(1, Some(true)), Some(1));
-        assert_eq!(at(30, Some(false)), Some(1));
-        assert_eq!(at(50, Some(true)), Some(50));
-        assert_eq!(at(90, Some(false)), Some(50));
-        assert_eq!(at(91, None), None);
-        assert_eq!(at(95, Some(false)), Some(95));
-    }
 }

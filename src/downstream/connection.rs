@@ -284,12 +284,6 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<I> {
         inner.discard() && !matches!(inner.fault, Some(Fault::Broken(_)))
     }
 
-    /// Whether bytes wait for the client to take them; and if some were taken since this was last asked.
-    pub fn blocked(&self) -> Option<bool> {
-        let mut inner = self.inner();
-        inner.outbox.is_stuck().then(|| inner.outbox.has_moved())
-    }
-
     /// Writes a text that is no answer to anything.
     pub async fn say(&self, text: &'static [u8]) -> io::Result<()> {
         self.inner().outbox.lead.extend_from_slice(text);
@@ -645,25 +639,6 @@ mod tests {
         let mut all = String::new();
         client.read_to_string(&mut all).await.expect("text");
         assert!(all.ends_with("\r\n\r\nno"), "{all}");
-    }
-
-    #[tokio::test]
-    async fn a_client_that_takes_nothing_is_told_from_one_that_takes_some() {
-        let (mut client, server) = duplex(8);
-        let connection = Connection::new(server);
-        let request = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n";
-        let (asked, wrote) = tokio::join!(asked(&connection), client.write_all(request));
-        wrote.expect("read");
-        let mut answering =
-            connection.begin(Response::new(Answer::text("long")), asked.form, false);
-        let mut look = || {
-            let mut cx = Context::from_waker(std::task::Waker::noop());
-            assert!(connection.poll_answer(&mut answering, &mut cx).is_pending());
-            connection.blocked()
-        };
-        assert_eq!((look(), look()), (Some(true), Some(false)));
-        client.read_exact(&mut [0]).await.expect("there is some");
-        assert_eq!((look(), look()), (Some(true), Some(false)));
     }
 
     #[tokio::test]

@@ -9,6 +9,7 @@ use std::{
     pin::Pin,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     task::{Context, Poll, ready},
+    time::Duration,
 };
 
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -49,11 +50,19 @@ impl Socket {
         rustix::event::poll(&mut fds, Some(&at_once)).is_ok() && fds[0].revents().intersects(gone)
     }
 
+    /// Breaks the connection when the peer has taken nothing for so long of what it is sent.
+    ///
+    /// Only the kernel can tell: it has room for megabytes, and until a slow peer has made some again, nothing is written.
+    pub fn give_up_after(&self, patience: Option<Duration>) {
+        let milliseconds = patience.map_or(0, |p| p.as_millis().try_into().unwrap_or(u32::MAX));
+        // Where it cannot be set, such a connection lasts until the peer is gone.
+        let _ = rustix::net::sockopt::set_tcp_user_timeout(self.half().as_ref(), milliseconds);
+    }
+
     /// Makes the close of this connection a reset, by which the peer knows that something was cut.
     pub fn reset_when_closed(&self) {
         // Where it cannot be set, the connection ends in order: no worse than before.
-        let _ = socket2::SockRef::from(self.half().as_ref())
-            .set_linger(Some(std::time::Duration::ZERO));
+        let _ = socket2::SockRef::from(self.half().as_ref()).set_linger(Some(Duration::ZERO));
     }
 
     /// Waits for the next byte, which stays to be read; `None` at the end of the stream.
@@ -179,10 +188,25 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_peer_that_takes_nothing_for_long_enough_is_given_up() {
+        let (_peer, mut socket) = pair().await;
+        socket.give_up_after(Some(Duration::from_secs(3600)));
+        socket.give_up_after(Some(Duration::from_secs(1)));
+        let (piece, began) = (vec![0; 64 * 1024], tokio::time::Instant::now());
+        let broken = loop {
+            if let Err(e) = socket.write_all(&piece).await {
+                break e;
+            }
+        };
+        assert_eq!(broken.kind(), io::ErrorKind::TimedOut);
+        assert!(began.elapsed() >= Duration::from_secs(1));
+    }
+
+    #[tokio::test]
     async fn a_reset_is_seen() {
         let (client, socket) = pair().await;
         socket2::SockRef::from(&client)
-            .set_linger(Some(std::time::Duration::ZERO))
+            .set_linger(Some(Duration::ZERO))
             .expect("set");
         drop(client);
         until_gone(&socket).await;

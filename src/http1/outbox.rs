@@ -68,19 +68,12 @@ pub struct Outbox {
     tail: &'static [u8],
     /// Some of it has been written since this was last looked at.
     moved: bool,
-    /// The stream has all of it, but keeps some for itself until it is taken.
-    kept_back: bool,
 }
 
 impl Outbox {
     /// Whether all has been handed to the stream.
     pub fn is_empty(&self) -> bool {
         self.lead.is_empty() && self.body.is_empty() && self.tail.is_empty()
-    }
-
-    /// Whether some of it has not gone out.
-    pub fn is_stuck(&self) -> bool {
-        !self.is_empty() || self.kept_back
     }
 
     /// Whether some was written since the last time that this was asked.
@@ -170,9 +163,7 @@ impl Outbox {
         if self.lead.capacity() > KEPT {
             self.lead = BytesMut::new();
         }
-        let flushed = Pin::new(stream).poll_flush(cx);
-        self.kept_back = flushed.is_pending();
-        flushed
+        Pin::new(stream).poll_flush(cx)
     }
 
     fn written(&mut self, written: usize) {
@@ -279,43 +270,6 @@ mod tests {
         outbox.end(&encoder, Some(&trailers));
         flush(&mut outbox, &mut stream);
         assert_eq!(stream.taken, b"2\r\nab\r\n0\r\nx-sum: 1\r\n\r\n");
-    }
-
-    /// Takes all, and sends it on when it is asked for the third time.
-    struct Keeping(u8);
-
-    impl AsyncWrite for Keeping {
-        fn poll_write(
-            self: Pin<&mut Self>,
-            _: &mut Context<'_>,
-            bytes: &[u8],
-        ) -> Poll<io::Result<usize>> {
-            Poll::Ready(Ok(bytes.len()))
-        }
-
-        fn poll_flush(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            self.0 += 1;
-            match self.0 {
-                3 => Poll::Ready(Ok(())),
-                _ => Poll::Pending,
-            }
-        }
-
-        fn poll_shutdown(self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<io::Result<()>> {
-            Poll::Ready(Ok(()))
-        }
-    }
-
-    #[test]
-    fn what_the_stream_keeps_back_has_not_gone_out() {
-        let (mut outbox, mut stream) = (Outbox::default(), Keeping(0));
-        let mut cx = Context::from_waker(Waker::noop());
-        outbox.data(&Encoder::Plain, Bytes::from_static(b"x"));
-        for (stuck, moved) in [(true, true), (true, false), (false, false)] {
-            let flushed = outbox.poll_flush(&mut stream, &mut cx);
-            assert_eq!((flushed.is_pending(), outbox.is_stuck()), (stuck, stuck));
-            assert_eq!(outbox.has_moved(), moved);
-        }
     }
 
     proptest! {

@@ -13,6 +13,7 @@ use rustix::process::Signal;
 use crate::bed::{
     await_until::await_until,
     client::Session,
+    origin::Origin,
     recipe::{Recipe, Site},
     replica::Replica,
     scripted::{Scripted, Step, say},
@@ -230,6 +231,51 @@ fn an_exchange_under_way_ends_with_its_client_and_its_connection_is_not_used_aga
         }
     }
     assert!(faults.is_empty(), "{faults:#?}");
+}
+
+#[test]
+fn a_client_that_takes_nothing_for_a_minute_is_given_up_and_one_that_is_slow_is_not() {
+    const LENGTH: usize = 64 * 1024 * 1024;
+    let (secure, plain, site) = (Origin::tls(&[SECURE]), Origin::plain(&[PLAIN]), Site::new());
+    let recipe = Recipe::new()
+        .destination("secure", &[SECURE], "50.0")
+        .origin(&secure)
+        .origin(&plain);
+    let replica = Replica::start(&site, "r0", &recipe);
+    let browser = replica.browser(&site, SECURE);
+    let began = Instant::now();
+    let [mut standing, mut slow] = [0; 2].map(|_| browser.tunnel().unwrap());
+    for session in [&mut standing, &mut slow] {
+        session.ask("GET", &format!("/b/{LENGTH}"), &[]).unwrap();
+    }
+    // In a tunnel that nobody looks into, it is the two ends' own affair.
+    let mut tunnelled = replica.session(PLAIN);
+    tunnelled.connect(&format!("{PLAIN}:80")).unwrap();
+    tunnelled.ask("GET", &format!("/b/{LENGTH}"), &[]).unwrap();
+
+    let given_up = || {
+        let scrape = replica.scrape();
+        scrape.sum("paceline_requests_total", &["outcome=\"client_gone\""]) == Some(1.0)
+    };
+    // Too slow to make as much room in a minute as the kernel wants to have before it lets anybody write.
+    while !given_up() && began.elapsed() < Duration::from_secs(90) {
+        assert_eq!(
+            slow.hear(16 * 1024, Duration::from_secs(5)).len(),
+            16 * 1024
+        );
+        std::thread::sleep(Duration::from_secs(1));
+    }
+    let took = began.elapsed();
+    assert!(
+        (Duration::from_secs(59)..Duration::from_secs(80)).contains(&took),
+        "given up after {took:?}"
+    );
+    let patience = Duration::from_secs(30);
+    assert!(standing.hear(LENGTH, patience).len() < LENGTH);
+    for (who, mut session) in [("slow", slow), ("tunnelled", tunnelled)] {
+        let heard = session.hear(LENGTH / 2, patience).len();
+        assert_eq!(heard, LENGTH / 2, "{who}");
+    }
 }
 
 #[test]
