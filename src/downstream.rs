@@ -41,7 +41,7 @@ const IDLE_DEADLINE: Duration = Duration::from_secs(600);
 const DOZE_AFTER: Duration = Duration::from_millis(100);
 
 /// A client that takes none of its answer for this long is given up.
-const BLOCKED_DEADLINE: Duration = Duration::from_secs(60);
+pub const BLOCKED_DEADLINE: Duration = Duration::from_secs(60);
 /// A drain leaves a connection on which nothing is being answered this long: a request may be on its way, and its answer
 /// announces the end.
 const LAST_REQUEST: Duration = Duration::from_secs(1);
@@ -75,7 +75,6 @@ where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let connection = Connection::new(stream);
-    downstream.socket.give_up_after(Some(BLOCKED_DEADLINE));
     // The inside of a tunnel ends, once it is idle, when the rules no longer allow what it was opened for.
     let outlived = async {
         match downstream.opened() {
@@ -150,8 +149,6 @@ where
         let kept = answering.kept;
         drop(answering);
         if downstream.has_promise() {
-            // In a tunnel either side may take its time.
-            downstream.socket.give_up_after(None);
             return connection.into_rest();
         }
         if !kept || !connection.go_on() {

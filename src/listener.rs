@@ -184,6 +184,7 @@ async fn refuse(stream: TcpStream, error: &Error, proxy: &Proxy) {
 async fn serve(stream: TcpStream, client: IpAddr, proxy: Arc<Proxy>, mut drain: Signal) {
     let _counted = proxy.metrics.connection();
     let socket = Socket::new(stream);
+    socket.give_up_after(Some(downstream::BLOCKED_DEADLINE));
     // All that a request needs is made when there is one: thousands may connect and say nothing.
     let said = tokio::select! {
         said = timeout(downstream::HEAD_DEADLINE, socket.first_byte()) => matches!(said, Ok(Ok(Some(_)))),

@@ -57,7 +57,9 @@ pub fn run<'a>(
                 authority: &authority,
                 kind: Kind::Relayed(address),
             };
-            relay(client, origin, record, outer.outlived(&opened)).await;
+            outer
+                .relay(client, origin, record, outer.outlived(&opened))
+                .await;
         }),
         Plan::Switched {
             origin,
@@ -72,7 +74,8 @@ pub fn run<'a>(
                     None => std::future::pending().await,
                 }
             };
-            relay(client, Early::new(early, *origin), record, outlived).await;
+            let origin = Early::new(early, *origin);
+            outer.relay(client, origin, record, outlived).await;
         }),
         Plan::Intercept {
             authority,
@@ -180,11 +183,26 @@ where
                 None => std::future::pending().await,
             }
         };
-        Box::pin(relay(client, origin, promise.record, outlived)).await;
+        Box::pin(inner.relay(client, origin, promise.record, outlived)).await;
     }
 }
 
 impl Downstream {
+    /// Passes bytes both ways; either side may take its time now.
+    async fn relay<C, O>(
+        &self,
+        client: Early<C>,
+        origin: O,
+        record: Option<Box<Record>>,
+        outlived: impl Future<Output = ()>,
+    ) where
+        C: AsyncRead + AsyncWrite + Unpin,
+        O: AsyncRead + AsyncWrite + Unpin,
+    {
+        self.socket.give_up_after(None);
+        relay(client, origin, record, outlived).await;
+    }
+
     /// Resolves when the rules no longer allow this tunnel.
     async fn outlived(&self, opened: &Opened<'_>) {
         let proxy = &self.proxy;
