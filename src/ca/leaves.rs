@@ -27,7 +27,7 @@ use rustls::{
 use super::{
     CaError, Issuer,
     leaf::{LeafKey, mint},
-    resumption::BoundToHost,
+    resumption::{BoundToHost, Return},
 };
 use crate::authority::Host;
 
@@ -59,9 +59,20 @@ struct Entry {
 }
 
 struct Served {
-    config: Arc<ServerConfig>,
+    with_ticket: Arc<ServerConfig>,
+    without: Arc<ServerConfig>,
+    clients: Arc<Return>,
     not_before: SystemTime,
     renew_at: SystemTime,
+}
+
+impl Served {
+    fn config(&self) -> Arc<ServerConfig> {
+        match self.clients.is_likely() {
+            true => self.with_ticket.clone(),
+            false => self.without.clone(),
+        }
+    }
 }
 
 impl Leaves {
@@ -105,10 +116,10 @@ impl Leaves {
             .as_ref()
             .filter(|served| served.not_before <= now && now < served.renew_at)
         {
-            return Ok(served.config.clone());
+            return Ok(served.config());
         }
         let served = self.serve(host, now)?;
-        let config = served.config.clone();
+        let config = served.config();
         *current = Some(served);
         Ok(config)
     }
@@ -160,16 +171,22 @@ impl Leaves {
         // HTTP/2 buys nothing for pacing; every client but gRPC's falls back.
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         config.ignore_client_order = true;
-        config.send_tls13_tickets = TICKETS;
+        let clients = Arc::<Return>::default();
         let bound = Arc::new(BoundToHost::new(
             host,
             self.tickets.clone(),
             self.sessions.clone(),
+            clients.clone(),
         ));
         config.ticketer = bound.clone();
         config.session_storage = bound;
+        config.send_tls13_tickets = 0;
+        let without = Arc::new(config.clone());
+        config.send_tls13_tickets = TICKETS;
         Ok(Served {
-            config: Arc::new(config),
+            with_ticket: Arc::new(config),
+            without,
+            clients,
             not_before: leaf.not_before,
             renew_at: leaf.renew_at,
         })
@@ -208,13 +225,14 @@ mod tests {
     use std::{sync::Barrier, thread, time::Duration};
 
     use rustls::{
-        HandshakeKind, ProtocolVersion, SupportedProtocolVersion, pki_types::CertificateDer,
+        ClientConfig, HandshakeKind, ProtocolVersion, SupportedProtocolVersion,
+        pki_types::CertificateDer,
     };
 
     use super::*;
     use crate::ca::{
         leaf::LEAF_LIFE,
-        testing::{TestCa, client, handshake, host},
+        testing::{Handshake, TestCa, client, handshake, host},
     };
 
     const HOUR: Duration = Duration::from_secs(3600);
@@ -284,7 +302,7 @@ mod tests {
             assert!(
                 configs
                     .iter()
-                    .all(|config| Arc::ptr_eq(config, &configs[0]))
+                    .all(|config| Arc::ptr_eq(&config.cert_resolver, &configs[0].cert_resolver))
             );
             assert_eq!(leaves.minted(), round + 1);
         }
@@ -413,6 +431,32 @@ mod tests {
             let (a, b) = ("192.0.2.7", "192.0.2.8");
             assert_eq!(resumed(version, a, a, a), HandshakeKind::Resumed);
             assert_eq!(resumed(version, a, b, a), HandshakeKind::Full);
+        }
+    }
+
+    #[test]
+    fn a_client_that_comes_back_always_resumes_and_others_are_soon_given_few_tickets() {
+        let ca = TestCa::new(&["example.com"]);
+        let leaves = ca.leaves();
+        let (forgetful, faithful) = (|| Arc::new(ca.client()), Arc::new(ca.client()));
+        let once = |client: &Arc<ClientConfig>| {
+            let server = leaves.server_config(&host("example.com")).unwrap();
+            handshake(client, server, "example.com").unwrap()
+        };
+        let kind = |done: Handshake| done.server.handshake_kind().unwrap();
+        assert_eq!(kind(once(&faithful)), HandshakeKind::Full);
+        for _ in 0..30 {
+            assert_eq!(kind(once(&faithful)), HandshakeKind::Resumed);
+        }
+        let tickets = |n: usize| {
+            let received = (0..n).map(|_| once(&forgetful()).client.tls13_tickets_received());
+            received.sum::<u32>()
+        };
+        assert_eq!(tickets(8), 8);
+        assert_eq!(tickets(80), 10);
+        // The ticket that it has been given is good for ever so many of theirs, and it brings the next.
+        for _ in 0..30 {
+            assert_eq!(kind(once(&faithful)), HandshakeKind::Resumed);
         }
     }
 

@@ -2,8 +2,14 @@
 //!
 //! rustls compares the SNI of a resumed session, but a client that connects to an address sends none, so the name
 //! of the tunnel is bound in here.
+//!
+//! Most clients that open a tunnel for each request never come back with a ticket, and for them it is a tenth of the
+//! proxy's work for a new tunnel, and bytes to read. So it is noted whether anybody does.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicU32, Ordering::Relaxed},
+};
 
 use rustls::server::{ProducesTickets, StoresServerSessions};
 use sha2::{Digest, Sha256};
@@ -12,6 +18,28 @@ use crate::authority::Host;
 
 const BINDING: usize = 16;
 
+/// So many clients in a row are given a ticket though none has come back with one.
+const HOPEFUL: u32 = 8;
+/// And then one in so many.
+const ONE_IN: u32 = 8;
+
+/// Whether the clients of a host come back with their tickets.
+#[derive(Debug, Default)]
+pub(super) struct Return(AtomicU32);
+
+impl Return {
+    /// Whether the next client is to be given a ticket.
+    pub(super) fn is_likely(&self) -> bool {
+        // Which of two at once is counted first does not matter.
+        let since = self.0.fetch_add(1, Relaxed);
+        since < HOPEFUL || since.is_multiple_of(ONE_IN)
+    }
+
+    fn happened(&self) {
+        self.0.store(0, Relaxed);
+    }
+}
+
 /// Tickets and cached sessions that are of use only in tunnels to one host.
 #[derive(Debug)]
 pub(super) struct BoundToHost {
@@ -19,6 +47,7 @@ pub(super) struct BoundToHost {
     binding: [u8; BINDING],
     tickets: Arc<dyn ProducesTickets>,
     sessions: Arc<dyn StoresServerSessions>,
+    clients: Arc<Return>,
 }
 
 impl BoundToHost {
@@ -27,6 +56,7 @@ impl BoundToHost {
         host: &Host,
         tickets: Arc<dyn ProducesTickets>,
         sessions: Arc<dyn StoresServerSessions>,
+        clients: Arc<Return>,
     ) -> Self {
         let hash = Sha256::digest(host.to_string());
         let mut binding = [0; BINDING];
@@ -35,6 +65,7 @@ impl BoundToHost {
             binding,
             tickets,
             sessions,
+            clients,
         }
     }
 
@@ -57,6 +88,8 @@ impl ProducesTickets for BoundToHost {
     }
 
     fn decrypt(&self, cipher: &[u8]) -> Option<Vec<u8>> {
+        // With a ticket of another replica, which cannot be read here, the client is one of those who come back all the same.
+        self.clients.happened();
         let bound = self.tickets.decrypt(cipher)?;
         bound.strip_prefix(&self.binding).map(<[u8]>::to_vec)
     }
@@ -77,5 +110,23 @@ impl StoresServerSessions for BoundToHost {
 
     fn can_cache(&self) -> bool {
         self.sessions.can_cache()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tickets_are_for_clients_that_come_back_with_them() {
+        let clients = Return::default();
+        let tickets = |clients: &Return| (0..808).filter(|_| clients.is_likely()).count();
+        assert_eq!(tickets(&clients), 8 + 100);
+        clients.happened();
+        assert_eq!(tickets(&clients), 8 + 100);
+        for _ in 0..100 {
+            clients.happened();
+            assert!(clients.is_likely());
+        }
     }
 }
