@@ -27,7 +27,7 @@ use rustls::{
 use super::{
     CaError, Issuer,
     leaf::{LeafKey, mint},
-    resumption::{BoundToHost, Return},
+    resumption::{BoundToHost, Comeback},
 };
 use crate::authority::Host;
 
@@ -61,14 +61,14 @@ struct Entry {
 struct Served {
     with_ticket: Arc<ServerConfig>,
     without: Arc<ServerConfig>,
-    clients: Arc<Return>,
+    comeback: Arc<Comeback>,
     not_before: SystemTime,
     renew_at: SystemTime,
 }
 
 impl Served {
     fn config(&self) -> Arc<ServerConfig> {
-        match self.clients.is_likely() {
+        match self.comeback.is_likely() {
             true => self.with_ticket.clone(),
             false => self.without.clone(),
         }
@@ -171,12 +171,12 @@ impl Leaves {
         // HTTP/2 buys nothing for pacing; every client but gRPC's falls back.
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         config.ignore_client_order = true;
-        let clients = Arc::<Return>::default();
+        let comeback = Arc::<Comeback>::default();
         let bound = Arc::new(BoundToHost::new(
             host,
             self.tickets.clone(),
             self.sessions.clone(),
-            clients.clone(),
+            comeback.clone(),
         ));
         config.ticketer = bound.clone();
         config.session_storage = bound;
@@ -186,7 +186,7 @@ impl Leaves {
         Ok(Served {
             with_ticket: Arc::new(config),
             without,
-            clients,
+            comeback,
             not_before: leaf.not_before,
             renew_at: leaf.renew_at,
         })

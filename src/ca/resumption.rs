@@ -25,9 +25,9 @@ const ONE_IN: u32 = 8;
 
 /// Whether the clients of a host come back with their tickets.
 #[derive(Debug, Default)]
-pub(super) struct Return(AtomicU32);
+pub(super) struct Comeback(AtomicU32);
 
-impl Return {
+impl Comeback {
     /// Whether the next client is to be given a ticket.
     pub(super) fn is_likely(&self) -> bool {
         // Which of two at once is counted first does not matter.
@@ -47,7 +47,7 @@ pub(super) struct BoundToHost {
     binding: [u8; BINDING],
     tickets: Arc<dyn ProducesTickets>,
     sessions: Arc<dyn StoresServerSessions>,
-    clients: Arc<Return>,
+    comeback: Arc<Comeback>,
 }
 
 impl BoundToHost {
@@ -56,7 +56,7 @@ impl BoundToHost {
         host: &Host,
         tickets: Arc<dyn ProducesTickets>,
         sessions: Arc<dyn StoresServerSessions>,
-        clients: Arc<Return>,
+        comeback: Arc<Comeback>,
     ) -> Self {
         let hash = Sha256::digest(host.to_string());
         let mut binding = [0; BINDING];
@@ -65,7 +65,7 @@ impl BoundToHost {
             binding,
             tickets,
             sessions,
-            clients,
+            comeback,
         }
     }
 
@@ -89,7 +89,7 @@ impl ProducesTickets for BoundToHost {
 
     fn decrypt(&self, cipher: &[u8]) -> Option<Vec<u8>> {
         // With a ticket of another replica, which cannot be read here, the client is one of those who come back all the same.
-        self.clients.happened();
+        self.comeback.happened();
         let bound = self.tickets.decrypt(cipher)?;
         bound.strip_prefix(&self.binding).map(<[u8]>::to_vec)
     }
@@ -119,14 +119,14 @@ mod tests {
 
     #[test]
     fn tickets_are_for_clients_that_come_back_with_them() {
-        let clients = Return::default();
-        let tickets = |clients: &Return| (0..808).filter(|_| clients.is_likely()).count();
-        assert_eq!(tickets(&clients), 8 + 100);
-        clients.happened();
-        assert_eq!(tickets(&clients), 8 + 100);
+        let comeback = Comeback::default();
+        let tickets = |comeback: &Comeback| (0..808).filter(|_| comeback.is_likely()).count();
+        assert_eq!(tickets(&comeback), 8 + 100);
+        comeback.happened();
+        assert_eq!(tickets(&comeback), 8 + 100);
         for _ in 0..100 {
-            clients.happened();
-            assert!(clients.is_likely());
+            comeback.happened();
+            assert!(comeback.is_likely());
         }
     }
 }
