@@ -1,8 +1,8 @@
 //! Serves HTTP/1.1 on one byte stream: a client's connection, or the inside of an intercepted tunnel.
 //!
 //! What is said there is read and written by [`connection`]. What is added here is time: a connection that sends nothing,
-//! sends its head too slowly, idles too long or takes nothing is ended, one whose client has left is not answered, and one
-//! that is drained announces it with its last answer.
+//! sends its head too slowly or idles too long is ended, one whose client has left is not answered, and one that is drained
+//! announces it with its last answer. Of a client that takes nothing the kernel tells, as of one that has left.
 
 pub mod connection;
 pub mod framing;
@@ -39,9 +39,6 @@ pub const HEAD_DEADLINE: Duration = Duration::from_secs(10);
 const IDLE_DEADLINE: Duration = Duration::from_secs(600);
 /// A connection without a request for this long lets go of its buffers until the next comes.
 const DOZE_AFTER: Duration = Duration::from_millis(100);
-
-/// A client that takes none of its answer for this long is given up.
-pub const BLOCKED_DEADLINE: Duration = Duration::from_secs(60);
 /// A drain leaves a connection on which nothing is being answered this long: a request may be on its way, and its answer
 /// announces the end.
 const LAST_REQUEST: Duration = Duration::from_secs(1);
@@ -259,8 +256,8 @@ fn poll_due(mut timer: Pin<&mut Sleep>, due: Instant, cx: &mut Context<'_>) -> b
     false
 }
 
-/// The client has left. With the connection go the requests on it: what waits is not
-/// sent, what is under way is broken off.
+/// The client has left. With the connection go the requests on it: what waits is not sent, what is under way is broken
+/// off.
 struct Gone;
 
 /// Sees a client leave whose request is being answered.

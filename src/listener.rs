@@ -41,6 +41,8 @@ const HEADER_DEADLINE: Duration = Duration::from_secs(10);
 const LAST_COMERS: Duration = Duration::from_millis(20);
 /// Or for this long at the most.
 const LAST_CALL: Duration = Duration::from_millis(200);
+/// A client that takes none of its answer for this long is given up.
+const BLOCKED_DEADLINE: Duration = Duration::from_secs(60);
 /// When the process has no file descriptor left, accepting again at once would only burn the processor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -184,7 +186,7 @@ async fn refuse(stream: TcpStream, error: &Error, proxy: &Proxy) {
 async fn serve(stream: TcpStream, client: IpAddr, proxy: Arc<Proxy>, mut drain: Signal) {
     let _counted = proxy.metrics.connection();
     let socket = Socket::new(stream);
-    socket.give_up_after(Some(downstream::BLOCKED_DEADLINE));
+    socket.give_up_after(Some(BLOCKED_DEADLINE));
     // All that a request needs is made when there is one: thousands may connect and say nothing.
     let said = tokio::select! {
         said = timeout(downstream::HEAD_DEADLINE, socket.first_byte()) => matches!(said, Ok(Ok(Some(_)))),
