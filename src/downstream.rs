@@ -341,6 +341,9 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Future for Sending<'_, 
 /// bytes would make the kernel reset the connection, and the peer lose our last answer (RFC 9112 section 9.6).
 async fn linger<I: AsyncRead + AsyncWrite + Unpin + Send + 'static>(connection: &Connection<I>) {
     let _: Result<io::Result<()>, _> = timeout(LINGER_DEADLINE, connection.shutdown()).await;
+    if connection.has_ended() {
+        return;
+    }
     // Not in the future: each connection would carry it from its beginning.
     let mut scrap = vec![0; 4096];
     let drained = async {

@@ -189,7 +189,7 @@ async fn serve(stream: TcpStream, client: IpAddr, proxy: Arc<Proxy>, mut drain: 
     socket.give_up_after(Some(BLOCKED_DEADLINE));
     // All that a request needs is made when there is one: thousands may connect and say nothing.
     let said = tokio::select! {
-        said = timeout(downstream::HEAD_DEADLINE, socket.first_byte()) => matches!(said, Ok(Ok(Some(_)))),
+        said = timeout(downstream::HEAD_DEADLINE, socket.readable()) => matches!(said, Ok(Ok(()))),
         // A request may be on its way, and has an answer then.
         () = drain.started() => true,
     };

@@ -104,9 +104,7 @@ pub enum CaError {
     #[error("cannot make a certificate: {0}; check that the system's random source works")]
     Certificate(#[from] rcgen::Error),
     /// The TLS library refused what was made.
-    #[error(
-        "cannot set up TLS: {0}; the CA's key must be ECDSA P-256, as `paceline ca init` makes it"
-    )]
+    #[error("cannot set up TLS: {0}; check that the system's random source works")]
     Tls(#[from] rustls::Error),
 }
 

@@ -13,7 +13,7 @@ use rustls::pki_types::CertificateDer;
 use super::{
     CaError, Constraints, Files, ISSUER_CERTIFICATE, ISSUER_KEY, Issuer, ROOT_CERTIFICATE,
     ROOT_KEY,
-    certificate::{make_issuer, make_root, parse, system_time},
+    certificate::{issuer_key, make_issuer, make_root, parse, root_key, system_time},
     issuer::{half_an_issuer, read_issuer, read_key, read_pair},
 };
 
@@ -98,7 +98,7 @@ fn init_root(files: &Files, now: SystemTime) -> Result<Step, CaError> {
             Ok(Step::Elsewhere)
         }
         (false, false) => {
-            let key = KeyPair::generate()?;
+            let key = root_key()?;
             let certificate = make_root(&key, now)?;
             files.place_new(ROOT_KEY, key.serialize_pem().as_bytes(), KEY_MODE)?;
             place_certificate(files, ROOT_CERTIFICATE, &certificate)?;
@@ -119,7 +119,7 @@ fn init_issuer(files: &Files, constraints: &Constraints, now: SystemTime) -> Res
                 return Ok(Step::Due { reason });
             }
             // All that can fail is done before anything is moved.
-            let key = KeyPair::generate()?;
+            let key = issuer_key()?;
             let certificate = sign_issuer(files, &key, constraints, now)?;
             let old = files.set_issuer_aside(now)?;
             files.place_new(ISSUER_KEY, key.serialize_pem().as_bytes(), KEY_MODE)?;
@@ -136,7 +136,7 @@ fn init_issuer(files: &Files, constraints: &Constraints, now: SystemTime) -> Res
             Ok(Step::Made)
         }
         (false, false) if can_sign => {
-            let key = KeyPair::generate()?;
+            let key = issuer_key()?;
             let certificate = sign_issuer(files, &key, constraints, now)?;
             files.place_new(ISSUER_KEY, key.serialize_pem().as_bytes(), KEY_MODE)?;
             place_certificate(files, ISSUER_CERTIFICATE, &certificate)?;
@@ -213,11 +213,14 @@ mod tests {
         time::Duration,
     };
 
+    use rustls::version::{TLS12, TLS13};
     use tempfile::TempDir;
+    use x509_parser::public_key::PublicKey;
 
     use super::*;
     use crate::ca::{
         Certificate, Leaves,
+        certificate::read_pem,
         testing::{TestCa, client, constraints, handshake, host},
     };
 
@@ -302,6 +305,46 @@ mod tests {
                 && root.subject.len() == "CN=paceline root 01234567".len()
         );
         assert!(root.rules.is_empty(), "JVMs would ignore constraints here");
+    }
+
+    #[test]
+    fn the_roots_key_is_p256_and_the_issuers_is_rsa() {
+        let ca = TestCa::new(&["example.com"]);
+        let pem = fs::read(ca.dir.path().join(ROOT_CERTIFICATE)).unwrap();
+        let root = read_pem(&pem).unwrap().remove(0);
+        let bits = |der| {
+            let parsed = parse(der).unwrap();
+            let key = parsed.public_key().parsed().unwrap();
+            let rsa = matches!(key, PublicKey::RSA(_));
+            (rsa, key.key_size())
+        };
+        assert_eq!(bits(&root), (false, 256));
+        assert_eq!(bits(&ca.issuer.der), (true, 2048));
+    }
+
+    #[test]
+    fn an_issuer_whose_key_is_p256_serves_on() {
+        let ca = TestCa::new(&["example.com"]);
+        let (dir, name) = (ca.dir.path(), "www.example.com");
+        for file in [ISSUER_KEY, ISSUER_CERTIFICATE] {
+            fs::remove_file(dir.join(file)).unwrap();
+        }
+        let key = KeyPair::generate().unwrap();
+        let files = Files::new(dir);
+        files
+            .place_new(ISSUER_KEY, key.serialize_pem().as_bytes(), KEY_MODE)
+            .unwrap();
+        let asked = constraints(&["example.com"]);
+        for step in [Step::Made, Step::Kept] {
+            let outcome = init(dir, &asked, SystemTime::now()).unwrap();
+            assert_eq!(outcome.issuer, step);
+        }
+        let leaves = Leaves::new(Arc::new(Issuer::load(dir).unwrap())).unwrap();
+        for version in [&TLS12, &TLS13] {
+            let client = Arc::new(client(&[&dir.join(ROOT_CERTIFICATE)], &[version]));
+            let server = leaves.server_config(&host(name)).unwrap();
+            handshake(&client, server, name).unwrap();
+        }
     }
 
     #[test]

@@ -72,6 +72,8 @@ struct Inner<I> {
     expects: bool,
     /// Whether the client's next byte is waited for, so that its end would be seen.
     reading: bool,
+    /// Its end was seen.
+    ended: bool,
 }
 
 /// What a client asks.
@@ -129,6 +131,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<I> {
             decoder: Decoder::Over,
             expects: false,
             reading: false,
+            ended: false,
         }))))
     }
 
@@ -300,6 +303,11 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Connection<I> {
         std::future::poll_fn(|cx| Pin::new(&mut self.inner().stream).poll_shutdown(cx)).await
     }
 
+    /// Whether the client's end was seen: nothing more comes of it.
+    pub fn has_ended(&self) -> bool {
+        self.inner().ended
+    }
+
     /// Reads and forgets; whether there was anything to read.
     pub async fn forget(&self, scrap: &mut [u8]) -> bool {
         let mut scrap = ReadBuf::new(scrap);
@@ -369,6 +377,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Inner<I> {
     fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         let polled = self.inbox.poll_fill(&mut self.stream, cx);
         self.reading = polled.is_pending();
+        self.ended |= matches!(polled, Poll::Ready(Ok(0) | Err(_)));
         if let Poll::Ready(Ok(1..)) = polled {
             self.follow();
         }

@@ -65,6 +65,15 @@ impl Socket {
         let _ = socket2::SockRef::from(self.half().as_ref()).set_linger(Some(Duration::ZERO));
     }
 
+    /// Waits until there is something to read, which may be the end of the stream. Asks the kernel nothing, so it may be
+    /// mistaken.
+    ///
+    /// # Errors
+    /// The runtime is ending.
+    pub async fn readable(&self) -> io::Result<()> {
+        std::future::poll_fn(|cx| self.half().as_ref().poll_read_ready(cx)).await
+    }
+
     /// Waits for the next byte, which stays to be read; `None` at the end of the stream.
     ///
     /// # Errors
