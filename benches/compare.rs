@@ -43,7 +43,7 @@ use parts::{
 
 /// The large body, and how often it is fetched on one connection.
 const LARGE: usize = 100 << 20;
-const LARGE_TIMES: usize = 2;
+const LARGE_TIMES: usize = 6;
 
 fn main() {
     paceline::app::raise_file_limit();

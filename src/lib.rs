@@ -30,4 +30,5 @@ pub mod rules;
 pub mod service;
 pub mod shares;
 pub mod store;
+pub mod tls;
 pub mod upstream;

@@ -15,10 +15,7 @@ use std::{
 use lru::LruCache;
 use rustls::{
     ServerConfig,
-    crypto::{
-        CryptoProvider,
-        aws_lc_rs::{Ticketer, cipher_suite, default_provider},
-    },
+    crypto::{CryptoProvider, aws_lc_rs::Ticketer},
     server::{ProducesTickets, ServerSessionMemoryCache, StoresServerSessions},
     sign::SingleCertAndKey,
     version::{TLS12, TLS13},
@@ -29,7 +26,7 @@ use super::{
     leaf::{LeafKey, mint},
     resumption::{BoundToHost, Comeback},
 };
-use crate::authority::Host;
+use crate::{authority::Host, tls};
 
 /// The most names whose leaf is kept. An entry takes about 3 KiB, so all of them take 12 MiB.
 const CAPACITY: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
@@ -84,7 +81,7 @@ impl Leaves {
         Ok(Leaves {
             issuer,
             key: LeafKey::generate()?,
-            provider: Arc::new(provider()),
+            provider: Arc::new(tls::provider()),
             tickets: Ticketer::new()?,
             sessions: ServerSessionMemoryCache::new(SESSIONS),
             entries: Mutex::new(LruCache::new(CAPACITY)),
@@ -200,19 +197,6 @@ impl fmt::Debug for Leaves {
             .field("len", &self.len())
             .finish_non_exhaustive()
     }
-}
-
-/// The default provider with AES-128 first: as safe here as AES-256, which rustls puts first, and faster.
-fn provider() -> CryptoProvider {
-    let mut provider = default_provider();
-    let first = [
-        cipher_suite::TLS13_AES_128_GCM_SHA256,
-        cipher_suite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256,
-    ];
-    provider
-        .cipher_suites
-        .sort_by_key(|suite| !first.contains(suite));
-    provider
 }
 
 /// Locks; a thread that panicked has left nothing half done, because entries are set in one assignment.

@@ -522,7 +522,7 @@ impl<I: AsyncRead + AsyncWrite + Unpin + Send + 'static> Source for Shared<I> {
                 Err(_) => return Poll::Ready(Err(BODY_BROKEN)),
             }
             // Leave to send, if it is to be given. What the client does not take now goes out with the answer.
-            if !outbox.is_empty() {
+            if !outbox.is_flushed() {
                 let _ = outbox.poll_flush(stream, cx);
             }
             if inner.fault.is_some() {
@@ -648,6 +648,77 @@ mod tests {
         let mut all = String::new();
         client.read_to_string(&mut all).await.expect("text");
         assert!(all.ends_with("\r\n\r\nno"), "{all}");
+    }
+
+    /// Keeps what is written until it is flushed, the first time in vain: as TLS does above a socket that is not ready.
+    struct Keeping {
+        stream: DuplexStream,
+        kept: Vec<u8>,
+        asked: bool,
+    }
+
+    impl AsyncRead for Keeping {
+        fn poll_read(
+            mut self: Pin<&mut Self>,
+            cx: &mut Context<'_>,
+            buf: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.stream).poll_read(cx, buf)
+        }
+    }
+
+    impl AsyncWrite for Keeping {
+        fn poll_write(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            self.kept.extend_from_slice(bytes);
+            Poll::Ready(Ok(bytes.len()))
+        }
+
+        fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            if !self.kept.is_empty() && !std::mem::replace(&mut self.asked, true) {
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            let Keeping { stream, kept, .. } = &mut *self;
+            while !kept.is_empty() {
+                let written = ready!(Pin::new(&mut *stream).poll_write(cx, kept))?;
+                kept.drain(..written);
+            }
+            Poll::Ready(Ok(()))
+        }
+
+        fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+            Pin::new(&mut self.stream).poll_shutdown(cx)
+        }
+    }
+
+    #[tokio::test]
+    async fn leave_to_send_a_body_is_not_kept_back_by_a_stream_that_is_slow_to_flush() {
+        let (mut client, stream) = duplex(64 * 1024);
+        let text =
+            b"POST / HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n";
+        client.write_all(text).await.expect("room");
+        let connection = Connection::new(Keeping {
+            stream,
+            kept: Vec::new(),
+            asked: false,
+        });
+        let asked = std::future::poll_fn(|cx| connection.poll_asked(cx)).await;
+        let mut request = asked.expect("the client is there").request;
+        let reading = std::future::poll_fn(|cx| Pin::new(request.body_mut()).poll_frame(cx));
+        let sending = async {
+            heard(&mut client, CONTINUE.len()).await;
+            client.write_all(b"ab").await.expect("room");
+        };
+        let both = async { tokio::join!(reading, sending) };
+        let (frame, ()) = tokio::time::timeout(std::time::Duration::from_secs(10), both)
+            .await
+            .expect("the leave has come");
+        let frame = frame.expect("a body").expect("whole");
+        assert_eq!(frame.into_data().expect("data"), "ab");
     }
 
     #[tokio::test]

@@ -68,12 +68,19 @@ pub struct Outbox {
     tail: &'static [u8],
     /// Some of it has been written since this was last looked at.
     moved: bool,
+    /// The stream may have kept some of it to itself.
+    unflushed: bool,
 }
 
 impl Outbox {
     /// Whether all has been handed to the stream.
     pub fn is_empty(&self) -> bool {
         self.lead.is_empty() && self.body.is_empty() && self.tail.is_empty()
+    }
+
+    /// Whether all is on its way: a stream that encrypts may take all and keep some until it is flushed.
+    pub fn is_flushed(&self) -> bool {
+        self.is_empty() && !self.unflushed
     }
 
     /// Whether some was written since the last time that this was asked.
@@ -137,7 +144,7 @@ impl Outbox {
         self.lead.extend_from_slice(b"\r\n");
     }
 
-    /// Writes all of it.
+    /// Writes all of it, and has it flushed. Unless it [is flushed](Self::is_flushed) this must be asked again.
     ///
     /// # Errors
     /// The stream broke.
@@ -156,14 +163,16 @@ impl Outbox {
             if written == 0 {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
-            self.moved = true;
+            (self.moved, self.unflushed) = (true, true);
             self.written(written);
         }
         // Of a large head nothing stays.
         if self.lead.capacity() > KEPT {
             self.lead = BytesMut::new();
         }
-        Pin::new(stream).poll_flush(cx)
+        ready!(Pin::new(stream).poll_flush(cx))?;
+        self.unflushed = false;
+        Poll::Ready(Ok(()))
     }
 
     fn written(&mut self, written: usize) {

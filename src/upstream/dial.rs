@@ -29,6 +29,7 @@ use crate::{
     config,
     error::Error,
     policy::Reach,
+    tls,
     upstream::{Scheme, Target, read_ahead::ReadAhead, stream::Stream},
 };
 
@@ -57,8 +58,7 @@ impl Dialer {
         let roots =
             roots(config).map_err(|c| format!("upstream.extra_roots: {}; {}", c.wrong, c.fix))?;
         let roots = Arc::new(roots);
-        let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
-        let mut tls = ClientConfig::builder_with_provider(provider)
+        let mut tls = ClientConfig::builder_with_provider(Arc::new(tls::provider()))
             .with_safe_default_protocol_versions()
             .map_err(|e| e.to_string())?
             .with_root_certificates(roots.clone())
@@ -322,7 +322,18 @@ impl StdError for Error {}
 
 #[cfg(test)]
 mod tests {
+    use rustls::CipherSuite;
+
     use super::*;
+
+    #[test]
+    fn origins_that_leave_the_choice_to_us_speak_aes_128() {
+        let config = config::Config::built_in();
+        let dialer = Dialer::new(&config.upstream, Reach::new(&[])).unwrap();
+        let suites = &dialer.tls.crypto_provider().cipher_suites;
+        let tls13 = suites.iter().find(|s| s.tls13().is_some()).unwrap();
+        assert_eq!(tls13.suite(), CipherSuite::TLS13_AES_128_GCM_SHA256);
+    }
 
     #[test]
     fn the_hosts_file_is_read_as_the_c_library_reads_it() {
