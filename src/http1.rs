@@ -21,7 +21,7 @@ use tokio_util::io::poll_read_buf;
 /// What is read at once at first. A buffer that a read has filled, or nearly, is made twice as large.
 pub const READ_AT_FIRST: usize = 4 * 1024;
 /// What is read at once at most.
-const READ_AT_MOST: usize = 512 * 1024;
+const READ_AT_MOST: usize = 256 * 1024;
 
 /// A read of so much is likely to have more behind it.
 const PIECE: usize = 8 * 1024;
@@ -31,24 +31,26 @@ const PIECE: usize = 8 * 1024;
 pub struct Inbox {
     /// What was read and is not consumed.
     pub bytes: BytesMut,
-    /// How much the next read has room for.
+    /// How much the next read has room for, and how much a read may have room for at most.
     room: usize,
+    most: usize,
     /// The stream broke behind what was read last.
     broken: Option<io::Error>,
 }
 
 impl Default for Inbox {
     fn default() -> Self {
-        Inbox::with_room(READ_AT_FIRST)
+        Inbox::with_room(READ_AT_FIRST, READ_AT_MOST)
     }
 }
 
 impl Inbox {
-    /// One that begins with reads of so much.
-    pub fn with_room(room: usize) -> Self {
+    /// One that begins with reads of so much and ends with reads of `most`.
+    pub fn with_room(room: usize, most: usize) -> Self {
         Inbox {
             bytes: BytesMut::new(),
             room,
+            most,
             broken: None,
         }
     }
@@ -79,7 +81,7 @@ impl Inbox {
             }
         }
         let full = read >= self.room || self.room > PIECE && read + PIECE > self.room;
-        if full && self.room < READ_AT_MOST {
+        if full && self.room < self.most {
             self.room *= 2;
         }
         Poll::Ready(Ok(read))

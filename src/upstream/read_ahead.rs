@@ -16,8 +16,9 @@ use crate::http1::Inbox;
 
 /// When so much has come without a break, there is likely to be more.
 const RUN: usize = 32 * 1024;
-/// What is read ahead at first. It grows as the reads fill it.
+/// What is read ahead at first, and at most. It grows as the reads fill it.
 const AT_FIRST: usize = 64 * 1024;
+const AT_MOST: usize = 512 * 1024;
 
 /// The connection. As long as little comes it is read as it is asked to be, without a buffer.
 #[derive(Debug)]
@@ -33,7 +34,7 @@ impl<S> ReadAhead<S> {
     pub fn new(stream: S) -> Self {
         ReadAhead {
             stream,
-            ahead: Inbox::with_room(AT_FIRST),
+            ahead: Inbox::with_room(AT_FIRST, AT_MOST),
             run: 0,
         }
     }
@@ -42,7 +43,7 @@ impl<S> ReadAhead<S> {
     pub fn rest(&mut self) {
         self.run = 0;
         if self.ahead.bytes.is_empty() {
-            self.ahead = Inbox::with_room(AT_FIRST);
+            self.ahead = Inbox::with_room(AT_FIRST, AT_MOST);
         }
     }
 }
