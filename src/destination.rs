@@ -76,12 +76,18 @@ pub struct Destination {
     lanes: Mutex<HashMap<Option<Host>, Arc<Lane>>>,
     /// Requests that wait, by client.
     queued: Arc<Shares>,
-    observed: Mutex<Observed>,
-    waits: Mutex<Waits>,
+    sent: Mutex<Sent>,
     voided: Arc<AtomicU64>,
     voided_seen: AtomicU64,
     /// What `dry_run` would have made requests wait for.
     imagined: Mutex<memory::Cursor>,
+}
+
+/// The last minutes of a destination in this replica.
+#[derive(Debug, Default)]
+struct Sent {
+    observed: Observed,
+    waits: Waits,
 }
 
 impl Destination {
@@ -97,8 +103,7 @@ impl Destination {
             whole: None,
             lanes: Mutex::default(),
             queued: Shares::new(QUEUE_SHARE),
-            observed: Mutex::default(),
-            waits: Mutex::default(),
+            sent: Mutex::default(),
             voided: Arc::default(),
             voided_seen: AtomicU64::new(0),
             imagined: Mutex::default(),
@@ -129,9 +134,14 @@ impl Destination {
     /// Adopts other settings under the same name; what waits is paced by them from its next slot on.
     fn reconfigure(&self, config: config::Destination) {
         let ceiling = config.rate.per_second;
+        let scope = config.scope;
         *self.config.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(config);
         let all = (self.settings(), self.rules());
-        for lane in self.lanes().values().chain(&self.whole) {
+        let mut lanes = self.lanes();
+        if let (Scope::Destination, Some(whole)) = (scope, &self.whole) {
+            lanes.insert(None, whole.clone());
+        }
+        for lane in lanes.values().chain(&self.whole) {
             lane.reconfigure(all, ceiling);
         }
     }
@@ -156,11 +166,14 @@ impl Destination {
         self.queued.take(client).ok_or(Error::Share)
     }
 
-    /// The lane of the cursor that `host` shares.
+    /// The lane of the cursor that `host` shares, where cursors are for what `scope` says.
     ///
     /// # Errors
     /// Too many hosts have cursors of their own, and none of them can be forgotten.
-    pub fn lane(&self, host: &Host) -> Result<Arc<Lane>, Error> {
+    pub fn lane(&self, scope: Scope, host: &Host) -> Result<Arc<Lane>, Error> {
+        if let (Scope::Destination, Some(whole)) = (scope, &self.whole) {
+            return Ok(whole.clone());
+        }
         let mut lanes = self.lanes();
         // Read under the lock, so that a lane which is made now has the settings that a reload gives the others.
         let key = (self.config().scope == Scope::Host).then(|| host.clone());
@@ -251,7 +264,7 @@ impl Destination {
     /// A request that arrived at `arrived` went out in a slot.
     pub fn dispatched(&self, departure: &Departure, arrived: LocalTime) {
         let wait = departure.at().since(arrived);
-        self.waited(departure.at(), wait);
+        self.sent(departure.at(), wait);
         self.figures.dispatched(
             seconds(wait),
             seconds(departure.lateness()),
@@ -261,10 +274,6 @@ impl Destination {
             let second = departure.slot().0.div_euclid(SECOND);
             store.membership().dispatched(self.figures.name(), second);
         }
-        self.observed
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .dispatched(departure.at());
     }
 
     /// Takes an answer to heart. Resolves when the others can know of it too.
@@ -307,12 +316,8 @@ impl Destination {
             imagined.reserve(now, &ask);
         }
         drop(imagined);
-        self.waited(now, wait);
+        self.sent(now, wait);
         self.figures.dispatched_dry(seconds(wait));
-        self.observed
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .dispatched(now);
     }
 
     /// How it stands now. Meant to be called at each scrape: slots void since the last are counted then.
@@ -323,7 +328,8 @@ impl Destination {
         let lanes: Vec<_> = self.lanes().values().cloned().collect();
         let regime = self.regime(&lanes);
         let ceiling = self.config().rate.per_second;
-        let observed = self.observed.lock().unwrap_or_else(PoisonError::into_inner);
+        let sent = self.recent();
+        let observed = &sent.observed;
         let own = Standing {
             ceiling,
             effective: ceiling,

@@ -100,7 +100,7 @@ impl Destination {
             }
             let host = key.strip_prefix(&prefix).and_then(|h| Host::parse(h).ok());
             if let Some(host) = host
-                && let Ok(lane) = self.lane(&host)
+                && let Ok(lane) = self.lane(self.config().scope, &host)
             {
                 lane.heard(Some(&text));
                 lanes.push(lane);

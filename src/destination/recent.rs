@@ -1,8 +1,8 @@
 //! The last five minutes of a destination: what was sent second by second, and how long requests waited.
 
-use std::sync::PoisonError;
+use std::sync::{MutexGuard, PoisonError};
 
-use super::Destination;
+use super::{Destination, Sent};
 use crate::{
     pacing::{
         time::{LocalTime, Nanos},
@@ -25,11 +25,7 @@ pub struct PerSecond {
 impl Destination {
     /// What was sent, second by second.
     pub fn per_second(&self, now: LocalTime) -> PerSecond {
-        let this_replica = self
-            .observed
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .per_second(now);
+        let this_replica = self.recent().observed.per_second(now);
         let all_replicas = match &self.ground.store {
             Store::Memory(_) => this_replica.iter().copied().map(Some).collect(),
             Store::Postgres(store) => store.membership().per_second(self.name(), now),
@@ -42,13 +38,17 @@ impl Destination {
 
     /// How long requests waited in this replica; `None` if none was sent lately.
     pub fn waits(&self, now: LocalTime) -> Option<Quantiles> {
-        let waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
-        waits.quantiles(now)
+        self.recent().waits.quantiles(now)
     }
 
-    /// A request that went out at `at` had waited for `wait`.
-    pub(super) fn waited(&self, at: LocalTime, wait: Nanos) {
-        let mut waits = self.waits.lock().unwrap_or_else(PoisonError::into_inner);
-        waits.dispatched(at, wait);
+    /// A request went out at `at`, and had waited for `wait`.
+    pub(super) fn sent(&self, at: LocalTime, wait: Nanos) {
+        let mut sent = self.recent();
+        sent.observed.dispatched(at);
+        sent.waits.dispatched(at, wait);
+    }
+
+    pub(super) fn recent(&self) -> MutexGuard<'_, Sent> {
+        self.sent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

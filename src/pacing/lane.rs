@@ -11,7 +11,10 @@ mod ticket;
 use std::{
     sync::{
         Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
+        atomic::{
+            AtomicBool, AtomicU64, AtomicUsize,
+            Ordering::{Relaxed, SeqCst},
+        },
     },
     task::Waker,
 };
@@ -56,6 +59,10 @@ pub struct Lane {
     alarm: Arc<Alarm>,
     voided: Arc<AtomicU64>,
     core: Mutex<Core>,
+    /// Requests that have ended and of which the pacer has not been told.
+    ended: AtomicUsize,
+    /// Whether somebody may wait for the end of another request.
+    is_bounded: AtomicBool,
     wake: Notify,
     /// The throttle's state is written, or cannot be.
     settled: Notify,
@@ -155,6 +162,8 @@ impl Lane {
             alarm,
             voided,
             core: Mutex::new(core),
+            ended: AtomicUsize::new(0),
+            is_bounded: AtomicBool::new(settings.max_in_flight.is_some()),
             wake: Notify::new(),
             settled: Notify::new(),
             widened: AtomicBool::new(false),
@@ -186,6 +195,9 @@ impl Lane {
 
     /// A new configuration, with its ceiling in requests per second. Who waits goes on waiting, at the new pace.
     pub fn reconfigure(self: &Arc<Self>, (settings, rules): (Settings, Rules), ceiling: f64) {
+        // Before the pacer learns it: an end that still goes uncounted for that is counted with what follows.
+        self.is_bounded
+            .store(settings.max_in_flight.is_some(), SeqCst);
         self.with_pacer(|core, _| {
             core.ceiling = ceiling;
             core.tracker.reconfigure(rules);
@@ -217,7 +229,20 @@ impl Lane {
 
     fn lock(&self) -> MutexGuard<'_, Core> {
         // A panic under this lock would be a bug in the pacer; the other requests still want answers.
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+        let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.ended.load(SeqCst) > 0 {
+            core.pacer.finished(self.ended.swap(0, SeqCst));
+        }
+        core
+    }
+
+    /// A request that was dispatched has ended. Where nobody can wait for that, the pacer is told by whoever comes next: to
+    /// run it costs more than all else at the end of a request.
+    fn finished(self: &Arc<Self>) {
+        self.ended.fetch_add(1, SeqCst);
+        if self.is_bounded.load(SeqCst) {
+            self.with_pacer(|_, _| {});
+        }
     }
 
     /// Carries out what the pacer wants, and sees to it that what it waits for will be heard.
@@ -353,3 +378,6 @@ fn interval(ceiling: f64) -> Nanos {
         Nanos::try_from(r.interval_nanos()).unwrap_or(Nanos::MAX)
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -237,9 +237,9 @@ impl Pacer {
         }
     }
 
-    /// A dispatched request has ended, however.
-    pub fn finished(&mut self) {
-        self.in_flight = self.in_flight.saturating_sub(1);
+    /// So many dispatched requests have ended, however.
+    pub fn finished(&mut self, requests: usize) {
+        self.in_flight = self.in_flight.saturating_sub(requests);
     }
 
     /// The store answered a reservation; `clock` has already taken the call in.

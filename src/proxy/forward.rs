@@ -106,7 +106,7 @@ async fn paced(
         deadline: arrived.plus(nanos(max_wait)),
     };
     let mut ticket = destination
-        .lane(&target.authority.host)?
+        .lane(config.scope, &target.authority.host)?
         .enter(arrival)
         .map_err(Error::Paced)?;
     let (proxy, switches) = (&downstream.proxy, request.headers().contains_key(UPGRADE));

@@ -388,7 +388,7 @@ impl Outages {
                 Action::Connect(_) | Action::Refuse(..) => {}
                 Action::Dispatch(_, slot) => {
                     m.pacer.departed(&slot);
-                    m.pacer.finished();
+                    m.pacer.finished(1);
                     m.sent_at = t;
                     self.sent.push(Sent {
                         at: t,

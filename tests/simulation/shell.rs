@@ -66,7 +66,7 @@ impl World {
             }
             State::Called(who, slot) => {
                 if self.planted == Planted::LeaversKeepSlots {
-                    core.pacer.finished();
+                    core.pacer.finished(1);
                 } else {
                     core.pacer.undispatched(core.now(t), who, slot, None);
                     core.given_back += 1;
@@ -74,7 +74,7 @@ impl World {
                 self.end(r, End::Left)?;
             }
             State::Out(..) => {
-                core.pacer.finished();
+                core.pacer.finished(1);
                 self.end(r, End::Dispatched)?;
             }
             State::Ended(_) => return Ok(()),
@@ -199,7 +199,7 @@ impl World {
             self.journeys[r].turn += 1;
             self.dial(t, r);
         } else {
-            core.pacer.finished();
+            core.pacer.finished(1);
             self.end(r, End::Dispatched)?;
         }
         self.pump(t, replica)

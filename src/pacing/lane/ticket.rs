@@ -233,7 +233,7 @@ impl Departure {
 impl Drop for Departure {
     fn drop(&mut self) {
         if !self.ended {
-            self.lane.with_pacer(|core, _| core.pacer.finished());
+            self.lane.finished();
         }
     }
 }

@@ -88,7 +88,7 @@ impl Bench {
             let (sent, refused) = self.pump();
             for (who, _) in sent {
                 all_sent.push((who.id, self.now));
-                self.pacer.finished();
+                self.pacer.finished(1);
             }
             all_refused.extend(refused);
             match self.pacer.wake_at().filter(|t| *t <= until) {
@@ -279,7 +279,7 @@ fn as_many_are_under_way_as_may_be() {
             .min(b.now.plus(INTERVAL));
     }
     assert_eq!((sent.len(), b.pacer.in_flight(), b.asks), (3, 3, 3));
-    b.pacer.finished();
+    b.pacer.finished(1);
     assert_eq!(b.pump().0.len(), 1);
 }
 
@@ -466,7 +466,7 @@ proptest! {
                     Some(Action::Dispatch(who, slot)) => {
                         prop_assert!(slot.is_fresh(b.now));
                         prop_assert_eq!(Some(who.place), expected);
-                        b.pacer.finished();
+                        b.pacer.finished(1);
                     }
                     Some(Action::Connect(id)) => unready.push(id),
                     Some(Action::Reserve(ask)) => {
@@ -539,13 +539,13 @@ proptest! {
             prop_assert_eq!((b.pacer.waiting(), b.pacer.in_flight()), (waiting.len(), out));
             prop_assert!(most.is_none_or(|m| out <= m));
             if what > 5 && out > 0 {
-                b.pacer.finished();
+                b.pacer.finished(1);
                 out -= 1;
             }
             b.now = b.now.plus(pause);
         }
         while out > 0 {
-            b.pacer.finished();
+            b.pacer.finished(1);
             out -= 1;
         }
         let (sent, refused) = b.run(b.now.plus(10 * SECOND));
