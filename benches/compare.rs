@@ -43,7 +43,7 @@ use parts::{
 
 /// The large body, and how often it is fetched on one connection.
 const LARGE: usize = 100 << 20;
-const LARGE_TIMES: usize = 6;
+const LARGE_TIMES: usize = 8;
 
 fn main() {
     paceline::app::raise_file_limit();
@@ -170,6 +170,19 @@ fn prime(route: &Route) {
     }
 }
 
+/// The rates of a direct connection and of paceline.
+fn references(kind: Kind, rows: &[(&'static str, Figures)]) -> (Rounds, Rounds) {
+    let own = match kind {
+        Kind::Tunnelled => "paceline, ungoverned",
+        _ => "paceline",
+    };
+    let of = |name: &str| {
+        let row = rows.iter().find(|(n, _)| *n == name);
+        row.map(|(_, f)| f.rate.clone()).unwrap_or_default()
+    };
+    (of("direct"), of(own))
+}
+
 impl Results {
     fn print(mut self, options: &Options) {
         if !self.missing.is_empty() {
@@ -189,18 +202,7 @@ impl Results {
                     "errors",
                 ],
             );
-            let reference = |name: &str| {
-                rows.iter()
-                    .find(|(n, _)| *n == name)
-                    .map(|(_, f)| f.rate.clone())
-            };
-            let direct = reference("direct").unwrap_or_default();
-            let own = reference(if *kind == Kind::Tunnelled {
-                "paceline, ungoverned"
-            } else {
-                "paceline"
-            });
-            let own = own.unwrap_or_default();
+            let (direct, own) = references(*kind, rows);
             rows.sort_by(|(_, a), (_, b)| b.rate.median().total_cmp(&a.rate.median()));
             for (name, f) in rows {
                 table::row([
@@ -218,18 +220,22 @@ impl Results {
         for (kind, rows) in self.large.iter_mut().filter(|_| options.wants("body")) {
             table::head(
                 &format!("One body of 100 MiB: {}", kind.title()),
-                &["", "GB/s", "of direct", "proxy CPU s/GiB", "errors"],
+                &[
+                    "",
+                    "GB/s",
+                    "of direct",
+                    "paceline is",
+                    "proxy CPU s/GiB",
+                    "errors",
+                ],
             );
-            let direct = rows
-                .iter()
-                .find(|(n, _)| *n == "direct")
-                .map(|(_, f)| f.rate.clone());
-            let direct = direct.unwrap_or_default();
+            let (direct, own) = references(*kind, rows);
             rows.sort_by(|(_, a), (_, b)| b.rate.median().total_cmp(&a.rate.median()));
             for (name, f) in rows {
                 let cells = [
                     f.rate.to_string(),
                     f.rate.over(&direct).to_string(),
+                    format!("{} x", own.over(&f.rate)),
                     f.cpu.to_string(),
                     f.errors.to_string(),
                 ];

@@ -109,7 +109,7 @@ impl Inbox {
     /// Lets go of the memory, of which nothing is in use.
     pub fn rest(&mut self) {
         if self.bytes.is_empty() {
-            *self = Inbox::default();
+            *self = Inbox::with_room(READ_AT_FIRST, self.most);
         }
     }
 }

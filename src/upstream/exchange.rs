@@ -34,13 +34,16 @@ use crate::{
     error::Error,
     headers,
     http1::{
-        Inbox,
+        Inbox, READ_AT_FIRST,
         body::Decoder,
         head::{self, Spelling},
         outbox::{Encoder, Outbox},
     },
     upstream::{Target, pool::Pool, stream::Stream},
 };
+
+/// What is read at once at most of clear text: more than of what was encrypted, for it is in no other buffer.
+const CLEAR_TEXT_AT_MOST: usize = 512 * 1024;
 
 /// The room for reading that an idle connection keeps for a moment: the next answer is often like the last.
 const KEPT_ROOM: usize = 64 * 1024;
@@ -78,9 +81,13 @@ pub enum Unanswered {
 impl Ready {
     /// Speaks HTTP/1.1 on a stream.
     pub fn new(stream: Stream, target: Target, pool: Arc<Pool>) -> Self {
+        let inbox = match &stream {
+            Stream::Plain(_) => Inbox::with_room(READ_AT_FIRST, CLEAR_TEXT_AT_MOST),
+            Stream::Tls(_) => Inbox::default(),
+        };
         Ready(Box::new(Wire {
             stream,
-            inbox: Inbox::default(),
+            inbox,
             outbox: Outbox::default(),
             patience: Box::pin(sleep_until(Instant::now() + ANSWER_DEADLINE)),
             target,
