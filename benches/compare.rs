@@ -71,13 +71,15 @@ fn rounds(bench: &Bench, options: &Options) -> Results {
         let mut order = names.clone();
         // Nobody is always the first after somebody else.
         order.rotate_left(round % names.len());
+        let mut contenders = Vec::new();
         for which in order {
-            if let Some(contender) = bench.contender(which) {
-                measure(&contender, options, &mut results);
-            } else if round == 0 {
-                results.missing.push(Bench::name_of(which));
+            match bench.contender(which) {
+                Some(contender) => contenders.push(contender),
+                None if round == 0 => results.missing.push(Bench::name_of(which)),
+                None => {}
             }
         }
+        results.measure(&contenders, options);
     }
     results
 }
@@ -100,45 +102,33 @@ struct Results {
     missing: Vec<&'static str>,
 }
 
-fn measure(contender: &Contender, options: &Options, results: &mut Results) {
-    for (kind, route) in &contender.routes {
-        prime(route);
-        for &connections in options
-            .connections
-            .iter()
-            .filter(|_| options.wants(kind.word()))
-        {
-            let outcome = load::run(
-                route,
-                |_| vec![route.request(SMALL)],
-                connections,
-                options.span,
-                contender.family,
-            );
-            let figures = entry(
-                results.small.entry((*kind, connections)).or_default(),
-                contender.name,
-            );
-            let mut spans = outcome.spans;
-            let [p50, p99] = percentiles(&mut spans, [50.0, 99.0]);
-            figures.rate.add(outcome.requests as f64 / outcome.seconds);
-            figures.p50.add(p50);
-            figures.p99.add(p99);
-            figures.cpu.add(outcome.cpu / outcome.requests as f64 * 1e4);
-            figures.errors += outcome.errors;
+fn small(
+    contender: &Contender,
+    route: &Route,
+    connections: usize,
+    span: Duration,
+    figures: &mut Figures,
+) {
+    let requests = |_| vec![route.request(SMALL)];
+    let outcome = load::run(route, requests, connections, span, contender.family);
+    let mut spans = outcome.spans;
+    let [p50, p99] = percentiles(&mut spans, [50.0, 99.0]);
+    figures.rate.add(outcome.requests as f64 / outcome.seconds);
+    figures.p50.add(p50);
+    figures.p99.add(p99);
+    figures.cpu.add(outcome.cpu / outcome.requests as f64 * 1e4);
+    figures.errors += outcome.errors;
+}
+
+fn large(contender: &Contender, route: &Route, figures: &mut Figures) {
+    match load::transfer(route, LARGE, LARGE_TIMES, contender.family) {
+        Ok((rate, cpu)) => {
+            figures.rate.add(rate);
+            figures.cpu.add(cpu);
         }
-        if options.wants("body") && !route.is_new_each {
-            let figures = entry(results.large.entry(*kind).or_default(), contender.name);
-            match load::transfer(route, LARGE, LARGE_TIMES, contender.family) {
-                Ok((rate, cpu)) => {
-                    figures.rate.add(rate);
-                    figures.cpu.add(cpu);
-                }
-                Err(fault) => {
-                    eprintln!("{}: {fault}", contender.name);
-                    figures.errors += 1;
-                }
-            }
+        Err(fault) => {
+            eprintln!("{}: {fault}", contender.name);
+            figures.errors += 1;
         }
     }
 }
@@ -184,6 +174,40 @@ fn references(kind: Kind, rows: &[(&'static str, Figures)]) -> (Rounds, Rounds) 
 }
 
 impl Results {
+    /// One figure of each contender after the other: a machine's mood lasts for seconds, and is to be the same for all.
+    fn measure<'c>(&mut self, contenders: &'c [Contender], options: &Options) {
+        let of = |kind: Kind| {
+            let routes = move |c: &'c Contender| c.routes.iter().filter(move |(k, _)| *k == kind);
+            contenders
+                .iter()
+                .flat_map(move |c| routes(c).map(move |(_, route)| (c, route)))
+        };
+        for kind in Kind::ALL {
+            for (_, route) in of(kind) {
+                prime(route);
+            }
+            let connections = options.connections.iter();
+            for &connections in connections.filter(|_| options.wants(kind.word())) {
+                for (contender, route) in of(kind) {
+                    let rows = self.small.entry((kind, connections)).or_default();
+                    small(
+                        contender,
+                        route,
+                        connections,
+                        options.span,
+                        entry(rows, contender.name),
+                    );
+                }
+            }
+            for (contender, route) in of(kind).filter(|_| options.wants("body")) {
+                if !route.is_new_each {
+                    let rows = self.large.entry(kind).or_default();
+                    large(contender, route, entry(rows, contender.name));
+                }
+            }
+        }
+    }
+
     fn print(mut self, options: &Options) {
         if !self.missing.is_empty() {
             println!("\nnot installed, so left out: {}", self.missing.join(", "));
