@@ -195,7 +195,7 @@ impl Lane {
 
     /// A new configuration, with its ceiling in requests per second. Who waits goes on waiting, at the new pace.
     pub fn reconfigure(self: &Arc<Self>, (settings, rules): (Settings, Rules), ceiling: f64) {
-        // Before the pacer learns it: an end that still goes uncounted for that is counted with what follows.
+        // Before the lock is taken: an end that saw no bound yet is told to the pacer with it.
         self.is_bounded
             .store(settings.max_in_flight.is_some(), SeqCst);
         self.with_pacer(|core, _| {
