@@ -136,7 +136,7 @@ impl App {
             store: store.clone(),
             alarm: Alarm::start().context("no timer to be had; raise the limit of open files")?,
             metrics: metrics.clone(),
-            max_replicas: config.store.as_ref().map_or(1, |s| s.max_replicas),
+            shares: config.store.as_ref().map_or(1, config::Store::shares),
         };
         let ca_dir = config.ca.dir.clone();
         let credentials = config.proxy.auth.as_ref();

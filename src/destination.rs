@@ -61,8 +61,8 @@ pub struct Ground {
     pub alarm: Arc<Alarm>,
     /// For counting.
     pub metrics: Arc<Metrics>,
-    /// Replicas that may share a cursor.
-    pub max_replicas: u32,
+    /// Replicas and other programs that may share a cursor.
+    pub shares: u32,
 }
 
 /// One destination at work.
@@ -243,7 +243,7 @@ impl Destination {
             interval: self.interval(),
             max_in_flight: self.config().max_in_flight,
             queue_limit: QUEUE_LIMIT,
-            max_replicas: self.ground.max_replicas,
+            shares: self.ground.shares,
         }
     }
 
@@ -308,6 +308,7 @@ impl Destination {
             lead: 0,
             floor: None,
             horizon: horizon(interval, 1),
+            disbelieved: None,
             held: 0,
         };
         let mut imagined = self.imagined.lock().unwrap_or_else(PoisonError::into_inner);

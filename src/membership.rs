@@ -11,7 +11,10 @@ pub mod lease;
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     hash::{BuildHasher as _, RandomState},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{
+        Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
     time::Duration,
 };
 
@@ -46,6 +49,8 @@ pub struct Membership {
     of: u32,
     ttl: Nanos,
     began: LocalTime,
+    /// Grows whenever what the replicas agree on may have changed.
+    edition: AtomicU64,
     state: Mutex<State>,
     full: Seldom,
 }
@@ -137,12 +142,10 @@ impl Membership {
             incarnation: format!("{:016x}{:016x}", chance.hash_one(0u8), chance.hash_one(1u8)),
             key_prefix: settings.key_prefix.clone(),
             max_replicas: settings.max_replicas.max(1),
-            of: settings
-                .max_replicas
-                .saturating_add(settings.foreign_fetchers)
-                .max(1),
+            of: settings.shares(),
             ttl: nanos(settings.lease_ttl),
             began,
+            edition: AtomicU64::new(0),
             state: Mutex::new(State {
                 ceilings,
                 ..State::default()
@@ -154,6 +157,18 @@ impl Membership {
     /// The configuration has changed: the others are told with the next heartbeat.
     pub fn set_ceilings(&self, ceilings: BTreeMap<String, f64>) {
         self.lock().ceilings = ceilings;
+        self.edition.fetch_add(1, Relaxed);
+    }
+
+    /// Grows whenever what the replicas agree on may have changed: with each heartbeat, and when the configuration does.
+    pub fn edition(&self) -> u64 {
+        self.edition.load(Relaxed)
+    }
+
+    /// Into how many shares the ceiling is divided: the most that any replica is configured with.
+    pub fn shares_agreed(&self, now: LocalTime) -> u32 {
+        let state = self.lock();
+        self.shares(&state, now)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -353,6 +368,7 @@ impl Membership {
         });
         let (number, all_held) = (state.number, state.all_held);
         drop(state);
+        self.edition.fetch_add(1, Relaxed);
         self.tell_disputes(received);
         if number != was.0 {
             match number {

@@ -100,6 +100,15 @@ fn whatever_goes_wrong_the_promises_hold() {
     println!("{dispatched} dispatched, {refused} refused, {left} left, {upheavals} upheavals");
 }
 
+#[test]
+fn more_programs_than_the_cursor_is_configured_for_keep_its_pace() {
+    let [beyond, ..] = play_many(Plan::crowded, 20, |plan, world| {
+        let horizon = paceline::pacing::cursor::horizon(plan.interval, plan.shares);
+        [usize::from(world.store.furthest > horizon), 0, 0, 0]
+    });
+    assert!(beyond > 0, "no cursor was beyond its horizon");
+}
+
 /// The shortest time in which the slots of a saturated history pass, against the time they took. The first few are left
 /// out: each replica has to learn how far away the store is, which takes two calls.
 fn utilisation(plan: &Plan, world: &World) -> f64 {

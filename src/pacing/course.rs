@@ -5,7 +5,7 @@
 
 use crate::pacing::{
     clock::ClockBounds,
-    cursor::{Ask, Granted, horizon},
+    cursor::{Ask, Granted, furthest, held, horizon},
     pacer::Pacer,
     share::{self, Share, Terms},
     time::{LocalTime, MILLISECOND, Nanos, SECOND, StoreTime},
@@ -21,8 +21,6 @@ const PROBE_EVERY: Nanos = SECOND;
 pub struct View {
     /// How it may be paced.
     pub terms: Terms,
-    /// The shortest interval that all have agreed on.
-    pub interval: Nanos,
     /// Whether the store can be asked at all.
     pub reachable: bool,
 }
@@ -57,7 +55,7 @@ impl Default for Course {
 }
 
 impl Course {
-    /// Answers the pacer's wish `ask`.
+    /// Answers the pacer's wish `ask`, whose pace is the one that the replicas have agreed on.
     pub fn step(
         &mut self,
         now: LocalTime,
@@ -66,15 +64,17 @@ impl Course {
         pacer: &mut Pacer,
         clock: &ClockBounds,
     ) -> Step {
-        let multiplier = Nanos::from(pacer.multiplier());
-        let agreed = view.interval.saturating_mul(multiplier);
-        if agreed > ask.interval {
-            ask.interval = agreed;
-            ask.horizon = horizon(ask.interval, pacer.settings().max_replicas);
-        }
         match view.terms {
             Terms::Shared { silent, of } => {
                 ask.interval = share::stretched(ask.interval, silent, of);
+                // Slots that others hold are as far apart as ours.
+                ask.held = held(ask.interval, pacer.others_hold());
+                // Where our own slots lie, others of that pace may lie behind them.
+                let known = ask.floor.zip(clock.to_store(now, now));
+                let ahead = known.map_or(0, |(floor, here)| floor.since(here));
+                if (1..=furthest(ask.interval, ask.horizon)).contains(&ahead) {
+                    ask.horizon = ask.horizon.saturating_add(ahead);
+                }
                 Step::Ask(ask)
             }
             Terms::Hold(until) => {
@@ -163,7 +163,7 @@ mod tests {
             interval: INTERVAL,
             max_in_flight: None,
             queue_limit: 100,
-            max_replicas: 3,
+            shares: 3,
         });
         for client in 0..waiting {
             let arrival = Arrival {
@@ -188,7 +188,6 @@ mod tests {
     ) -> Vec<StoreTime> {
         let view = View {
             terms,
-            interval: 0,
             reachable: false,
         };
         let mut starts = Vec::new();
@@ -267,7 +266,6 @@ mod tests {
         assert!(!course.is_alone());
         let view = View {
             terms: shared,
-            interval: 0,
             reachable: true,
         };
         let Some(Action::Reserve(ask)) = pacer.next_action(until) else {
@@ -283,11 +281,11 @@ mod tests {
     fn an_agreed_ceiling_below_our_own_holds_on_the_share_too() {
         let now = LocalTime(SECOND);
         let (mut pacer, mut course) = (pacer(now, 1), Course::default());
+        pacer.agree(2 * INTERVAL, 3);
         while let Some(action) = pacer.next_action(now) {
             if let Action::Reserve(ask) = action {
                 let view = View {
                     terms: alone(Some(1)),
-                    interval: 2 * INTERVAL,
                     reachable: true,
                 };
                 let step = course.step(now, ask, &view, &mut pacer, &clock(now));
@@ -296,5 +294,53 @@ mod tests {
         }
         let slot = course.last.expect("a slot of our own");
         assert_eq!(slot.0 / (2 * INTERVAL) % 3, 1);
+    }
+
+    /// Rows that vanish twice within a moment make others silent, so that the interval grows: what they hold is let pass too.
+    #[test]
+    fn with_room_left_for_the_silent_the_slots_that_others_hold_are_as_far_apart_as_ours() {
+        let now = LocalTime(SECOND);
+        let (mut pacer, mut course) = (pacer(now, 5), Course::default());
+        let view = View {
+            terms: Terms::Shared { silent: 2, of: 3 },
+            reachable: true,
+        };
+        while let Some(action) = pacer.next_action(now) {
+            if let Action::Reserve(ask) = action {
+                let Step::Ask(ask) = course.step(now, ask, &view, &mut pacer, &clock(now)) else {
+                    panic!("the shared cursor is asked");
+                };
+                assert_eq!(ask.interval, 3 * INTERVAL);
+                // Two others, each with a slot, and the end of the last of them.
+                assert_eq!(ask.held, 3 * 3 * INTERVAL);
+                return;
+            }
+        }
+        panic!("no slot was wanted");
+    }
+
+    #[test]
+    fn a_cursor_behind_our_own_far_slot_is_not_doubted() {
+        let now = LocalTime(SECOND);
+        let (mut pacer, mut course) = (pacer(now, 5), Course::default());
+        let (far, view) = (
+            200 * INTERVAL + 40 * SECOND,
+            View {
+                terms: Terms::Shared { silent: 0, of: 3 },
+                reachable: true,
+            },
+        );
+        pacer.raise_floor(StoreTime(1_000 * SECOND).plus(far));
+        while let Some(action) = pacer.next_action(now) {
+            if let Action::Reserve(ask) = action {
+                let plain = ask.horizon;
+                let Step::Ask(ask) = course.step(now, ask, &view, &mut pacer, &clock(now)) else {
+                    panic!("the shared cursor is asked");
+                };
+                assert!(ask.horizon >= plain + far - MILLISECOND);
+                return;
+            }
+        }
+        panic!("no slot was wanted");
     }
 }

@@ -90,6 +90,8 @@ struct Core {
     write_from: LocalTime,
     /// The store tells of the throttle's row with each heartbeat.
     watched: bool,
+    /// Which edition of what the replicas agree on the pacer goes by.
+    agreed: Option<u64>,
     ask: Option<Ask>,
     /// The row was locked when it was last asked for.
     locked: bool,
@@ -149,6 +151,7 @@ impl Lane {
             writing: false,
             write_from: LocalTime(Nanos::MIN),
             watched: false,
+            agreed: None,
             ask: None,
             locked: false,
             probe: None,
@@ -185,6 +188,7 @@ impl Lane {
     pub fn enter(self: &Arc<Self>, arrival: Arrival) -> Result<Ticket, Refusal> {
         let now = LocalTime::now();
         let mut core = self.lock();
+        self.agree(&mut core, now);
         self.regulate(&mut core, now);
         let id = core.pacer.arrive(now, arrival)?;
         core.waiters.insert(id, Waiter::default());
@@ -200,6 +204,7 @@ impl Lane {
             .store(settings.max_in_flight.is_some(), SeqCst);
         self.with_pacer(|core, _| {
             core.ceiling = ceiling;
+            core.agreed = None;
             core.tracker.reconfigure(rules);
             core.pacer.reconfigure(settings);
         });
@@ -255,6 +260,7 @@ impl Lane {
     /// its turn next: only if that has not come, there is something to wait for, and most often it has.
     fn advance(&self, core: &mut Core, now: LocalTime) {
         self.come_back(core, now);
+        self.agree(core, now);
         self.regulate(core, now);
         while let Some(action) = core.pacer.next_action(now) {
             match action {
@@ -297,10 +303,8 @@ impl Lane {
     /// Gets slots from a shared cursor, or from our own share, as the membership's terms have it.
     fn reserve(&self, core: &mut Core, now: LocalTime, ask: Ask, store: &Postgres) {
         let membership = store.membership();
-        let (ceiling, _) = membership.agreed(&self.name.destination, core.ceiling, now);
         let view = View {
             terms: membership.terms(&self.name.cursor, now),
-            interval: interval(ceiling),
             reachable: membership.has_read(),
         };
         let Core { pacer, course, .. } = core;
@@ -321,6 +325,21 @@ impl Lane {
             _ => None,
         };
         [write, core.pacer.wake_at()].into_iter().flatten().min()
+    }
+
+    /// Has the pacer go by what the replicas have agreed on, whenever that may have changed.
+    fn agree(&self, core: &mut Core, now: LocalTime) {
+        let Store::Postgres(store) = &self.store else {
+            return;
+        };
+        let membership = store.membership();
+        let edition = Some(membership.edition());
+        if core.agreed != edition {
+            core.agreed = edition;
+            let (ceiling, _) = membership.agreed(&self.name.destination, core.ceiling, now);
+            core.pacer
+                .agree(interval(ceiling), membership.shares_agreed(now));
+        }
     }
 
     fn come_back(&self, core: &mut Core, now: LocalTime) {

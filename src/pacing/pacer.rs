@@ -26,6 +26,9 @@ use crate::pacing::{
 #[derive(Debug)]
 pub struct Pacer {
     settings: Settings,
+    /// The longest interval that any replica is configured with, and into how many shares the ceiling is divided at the most.
+    agreed: Nanos,
+    shares: u32,
     line: Line,
     waiters: FxHashMap<Id, Waiter>,
     by_place: FxHashMap<Place, Id>,
@@ -78,6 +81,8 @@ impl Pacer {
     pub fn new(settings: Settings) -> Self {
         Pacer {
             settings,
+            agreed: settings.interval,
+            shares: settings.shares,
             line: Line::default(),
             waiters: FxHashMap::default(),
             by_place: FxHashMap::default(),
@@ -354,10 +359,32 @@ impl Pacer {
     /// A new configuration: what is queued stays queued, and slots already held stay held, unless they lie beyond the
     /// new horizon. (Else one slot of a daily pace would hold a faster one back for a day.)
     pub fn reconfigure(&mut self, settings: Settings) {
-        // What part of the cursor others take was learnt at the old pace, and is as true at the new one.
-        let before = i128::from(self.settings.interval.max(1));
-        let scaled = i128::from(self.spacing) * i128::from(settings.interval) / before;
+        let before = self.interval();
         self.settings = settings;
+        // Until the replicas have agreed anew.
+        (self.agreed, self.shares) = (settings.interval, settings.shares);
+        self.repace(before);
+    }
+
+    /// What the replicas have agreed on: the longest interval that any is configured with, and into how many shares at the
+    /// most the ceiling is divided. Everything here goes by it: intervals, the horizon, what is promised, and the room for others.
+    pub fn agree(&mut self, interval: Nanos, shares: u32) {
+        let agreed = (
+            interval.max(self.settings.interval),
+            shares.max(self.settings.shares),
+        );
+        if agreed != (self.agreed, self.shares) {
+            let before = self.interval();
+            (self.agreed, self.shares) = agreed;
+            self.repace(before);
+        }
+    }
+
+    /// The pace has changed, and the interval was another `before`.
+    fn repace(&mut self, before: Nanos) {
+        // What part of the cursor others take was learnt at the old pace, and is as true at the new one.
+        let scaled =
+            i128::from(self.spacing) * i128::from(self.interval()) / i128::from(before.max(1));
         self.spacing = Nanos::try_from(scaled)
             .unwrap_or(Nanos::MAX)
             .max(self.interval());
@@ -438,6 +465,11 @@ impl Pacer {
     /// The highest slot end known.
     pub fn floor(&self) -> Option<StoreTime> {
         self.floor
+    }
+
+    /// Into how many shares the ceiling is divided at the most.
+    pub fn shares(&self) -> u32 {
+        self.shares
     }
 
     /// What stays the same.

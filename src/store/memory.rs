@@ -9,7 +9,7 @@ use std::{
 
 use crate::pacing::{
     clock::ClockBounds,
-    cursor::{Ask, Granted, reserve},
+    cursor::{Ask, Granted, take},
     time::{LocalTime, Nanos, StoreTime},
 };
 
@@ -56,7 +56,7 @@ impl Cursor {
     pub fn reserve(&mut self, now: LocalTime, ask: &Ask) -> Granted {
         let here = StoreTime(now.0);
         self.clock.observe(now, now, here);
-        let granted = reserve(self.next, here, ask);
+        let granted = take(self.next, here, ask);
         self.next = Some(granted.end());
         granted
     }
@@ -64,7 +64,7 @@ impl Cursor {
     /// How long a request would have to wait now; nothing is taken.
     pub fn preview(&self, now: LocalTime, ask: &Ask) -> Nanos {
         let here = StoreTime(now.0);
-        reserve(self.next, here, ask).start.since(here)
+        take(self.next, here, ask).start.since(here)
     }
 
     /// The bounds of this store's clock: exact.
@@ -91,6 +91,7 @@ mod tests {
             lead: 0,
             floor: None,
             horizon: 60 * SECOND,
+            disbelieved: None,
             held: 0,
         };
         let waits = |cursors: &Cursors, name| {

@@ -240,8 +240,8 @@ impl Postgres {
         }
     }
 
-    /// One statement; two when the row has gone on from where it was looked for. Only a statement that certainly did nothing
-    /// is followed by another.
+    /// One statement; two when the row has gone on from where it was looked for, or when its cursor is doubted. Only a
+    /// statement that certainly did nothing is followed by another.
     async fn reserve_by_trail(
         &self,
         session: &Session,
@@ -249,6 +249,9 @@ impl Postgres {
         throttle: (&str, &str),
         ask: &Ask,
     ) -> Result<Reply, StoreError> {
+        if let Some(cursor) = ask.disbelieved {
+            session.disbelieve(&self.table, key, cursor).await?;
+        }
         if let Some(places) = self.trails.near(key) {
             let reply = session.reserve_near(&places, key, throttle, ask).await?;
             if let Some(reply) = reply {
@@ -259,11 +262,20 @@ impl Postgres {
             }
             self.trails.missed(key);
         }
-        let reply = session.reserve(key, throttle, ask).await?;
-        if let Some(place) = reply.place {
-            self.trails.seen(key, place, false);
+        for _ in 0..2 {
+            if let Some(reply) = session.reserve(key, throttle, ask).await? {
+                if let Some(place) = reply.place {
+                    self.trails.seen(key, place, false);
+                }
+                return Ok(reply);
+            }
+            if let Some(doubted) = session.look(&self.table, key).await? {
+                return Ok(doubted);
+            }
+            // It is gone, or no number any more: both heal with a reservation.
         }
-        Ok(reply)
+        let detail = "the cursor's row changes all the time";
+        Err(StoreError::new(Reason::Locked, detail))
     }
 
     /// Looks at the bounds of the store's clock.

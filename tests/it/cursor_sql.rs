@@ -11,7 +11,7 @@ use std::{
 
 use paceline::{
     pacing::{
-        cursor::{self, Ask, Granted},
+        cursor::{self, Ask, Doubt, Granted, settle},
         throttle::NO_ROW,
         time::{MILLISECOND, Nanos, SECOND, StoreTime, duration},
     },
@@ -136,9 +136,12 @@ impl Still {
         }
     }
 
+    fn session(&self, pooled: bool) -> &Session {
+        if pooled { &self.pooled } else { &self.direct }
+    }
+
     fn reserve(&self, pooled: bool, ask: &Ask) -> Granted {
-        let session = if pooled { &self.pooled } else { &self.direct };
-        take(session, KEY, ask)
+        take(self.session(pooled), KEY, ask)
     }
 
     /// The value, and how long the row has yet to live.
@@ -159,9 +162,14 @@ fn open(url: &str) -> Session {
 }
 
 fn take(session: &Session, key: &str, ask: &Ask) -> Granted {
+    try_take(session, key, ask).expect("the cursor is within the horizon")
+}
+
+/// The slots; `None` when the cursor lies beyond the horizon.
+fn try_take(session: &Session, key: &str, ask: &Ask) -> Option<Granted> {
     let reply = runtime().block_on(session.reserve(key, THROTTLE, ask));
-    let reply = reply.expect("a reservation never fails for what stands in the row");
-    reply.granted.expect("the pace is as it was thought to be")
+    let reply = reply.expect("a reservation never fails for what stands in the row")?;
+    Some(reply.granted.expect("the pace is as it was thought to be"))
 }
 
 /// A bare decimal in nanoseconds, rounded as Postgres rounds it.
@@ -182,6 +190,7 @@ fn ask(slots: u32, interval: Nanos) -> Ask {
         floor: None,
         held: 0,
         horizon: cursor::horizon(interval, 3),
+        disbelieved: None,
     }
 }
 
@@ -255,14 +264,33 @@ fn same_slots(still: &Still, steps: &[Step]) -> Result<(), TestCaseError> {
                 still.set_value(Some(POISONS[*which]));
             }
         }
-        let ask = Ask {
+        let mut ask = Ask {
             lead: *lead,
             floor: floor.map(|by| now.plus(by)),
             held: cursor::held(*interval, *slots as usize % 4),
             ..ask(*slots, *interval)
         };
+        let session = still.session(*pooled);
+        if cursor::reserve(cursor, now, &ask).is_none() {
+            prop_assert_eq!(try_take(session, KEY, &ask), None);
+            let table = Table::new("shared_cache");
+            let look = session.look(&table, KEY);
+            let seen = runtime().block_on(look).expect("a look").expect("a cursor");
+            prop_assert_eq!((seen.doubted, seen.now), (cursor, now));
+            let cursor = cursor.expect("beyond the horizon");
+            let doubt = Doubt {
+                cursor,
+                now,
+                set_back: 0,
+            };
+            ask = settle(doubt, &ask).0;
+            if let Some(cursor) = ask.disbelieved {
+                let disbelieve = session.disbelieve(&table, KEY, cursor);
+                runtime().block_on(disbelieve).expect("a write");
+            }
+        }
         let granted = still.reserve(*pooled, &ask);
-        prop_assert_eq!(granted, cursor::reserve(cursor, now, &ask));
+        prop_assert_eq!(Some(granted), cursor::reserve(cursor, now, &ask));
         let (value, life) = still.row();
         let bare = |byte: u8| byte.is_ascii_digit() || byte == b'.';
         prop_assert!(value.bytes().all(bare), "{value}");
@@ -400,7 +428,8 @@ fn a_reservation_in_ignorance_of_the_throttle_takes_no_slot_and_brings_its_row()
         ));
         let reply = |word| {
             let call = session.reserve(KEY, (THROTTLE.0, word), &ask);
-            runtime().block_on(call).expect("a reply")
+            let reply = runtime().block_on(call).expect("a reply");
+            reply.expect("within the horizon")
         };
         let ignorant = reply(NO_ROW);
         assert_eq!(

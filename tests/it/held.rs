@@ -116,6 +116,7 @@ fn ask(slots: u32, interval: Nanos) -> Ask {
         floor: None,
         held: 0,
         horizon: horizon(interval, 3),
+        disbelieved: None,
     }
 }
 
@@ -123,6 +124,7 @@ fn by_key(session: &Session, ask: &Ask) -> Reply {
     runtime()
         .block_on(session.reserve(KEY, THROTTLE, ask))
         .expect("a reply")
+        .expect("within the horizon")
 }
 
 fn near(session: &Session, place: Place, ask: &Ask) -> Option<Reply> {

@@ -142,7 +142,7 @@ impl World {
         if observed == Observed::Stepped {
             // What others hold of the time before is let pass, too.
             let settings = core.pacer.settings();
-            let held = Nanos::from(settings.max_replicas) * core.most_held;
+            let held = Nanos::from(settings.shares) * core.most_held;
             let interval = settings.interval * Nanos::from(core.pacer.multiplier());
             core.drops_until = core.drops_until.max(now.plus(interval * held));
         }

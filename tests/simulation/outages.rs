@@ -399,7 +399,6 @@ impl Outages {
                 Action::Reserve(ask) => {
                     let view = View {
                         terms,
-                        interval: 0,
                         reachable: m.membership.has_read(),
                     };
                     match m.course.step(now, ask, &view, &mut m.pacer, &m.bounds) {
@@ -533,7 +532,7 @@ impl Member {
                 interval: plan.interval,
                 max_in_flight: None,
                 queue_limit: 100,
-                max_replicas: plan.max_replicas,
+                shares: plan.max_replicas,
             }),
             course: Course::default(),
             membership: Membership::new(&settings, BTreeMap::new(), now),

@@ -22,6 +22,8 @@ pub type PerMille = u32;
 pub struct Plan {
     pub seed: u64,
     pub replicas: usize,
+    /// For how many replicas and other programs the cursor is configured.
+    pub shares: u32,
     /// Programs that move the same cursor with a statement of their own, one fetch after the other.
     pub foreign: usize,
     pub interval: Nanos,
@@ -92,9 +94,11 @@ impl Plan {
     pub fn quiet(seed: u64, random: &mut Random) -> Self {
         let interval = random.magnitude(10 * MILLISECOND..=500 * MILLISECOND);
         let one_way = random.magnitude(20 * MICROSECOND..=20 * MILLISECOND);
+        let replicas = random.within(1..=4) as u32;
         Plan {
             seed,
-            replicas: random.within(1..=4) as usize,
+            replicas: replicas as usize,
+            shares: replicas,
             foreign: 0,
             interval,
             span: (interval * 60).clamp(2 * SECOND, 20 * SECOND),
@@ -194,6 +198,21 @@ impl Plan {
             plan.wait = wait / 4..=wait;
             plan.goes_again = some(random, 500);
         }
+        plan
+    }
+
+    /// More replicas and other programs on a slow cursor than it is configured for: it lies further ahead than the replicas
+    /// expect, and honestly so.
+    pub fn crowded(seed: u64, random: &mut Random) -> Self {
+        let mut plan = Plan::quiet(seed, random);
+        plan.replicas = random.within(2..=10) as usize;
+        plan.shares = 1;
+        plan.foreign = random.within(0..=20) as usize;
+        plan.interval = random.magnitude(3 * SECOND..=3_600 * SECOND);
+        plan.span = plan.interval * 20;
+        plan.load = 0;
+        plan.bursts = vec![(0, 60), (plan.span / 2, 30)];
+        plan.patience = 3 * plan.span..=3 * plan.span;
         plan
     }
 

@@ -51,6 +51,8 @@ pub struct Store {
     end: Option<StoreTime>,
     lost_row: bool,
     pub slots: Vec<Account>,
+    /// How far ahead the row ever was.
+    pub furthest: Nanos,
     pub upheavals: Vec<Upheaval>,
     /// A planted fault: each replica has a cursor of its own.
     apart: Option<Vec<Option<StoreTime>>>,
@@ -67,6 +69,7 @@ impl Store {
             end: None,
             lost_row: false,
             slots: Vec::new(),
+            furthest: 0,
             upheavals: Vec::new(),
             apart: apart.map(|replicas| vec![None; replicas]),
         }
@@ -96,11 +99,12 @@ impl Store {
     ) -> Result<Granted, String> {
         let now = self.now(t);
         let cursor = self.apart.as_ref().map_or(self.row, |apart| apart[replica]);
-        let granted = cursor::reserve(cursor, now, ask);
+        let granted = cursor::take(cursor, now, ask);
         match &mut self.apart {
             Some(apart) => apart[replica] = Some(granted.end()),
             None => self.row = Some(granted.end()),
         }
+        self.furthest = self.furthest.max(self.ahead(t));
         if let Some(knows) = knows.filter(|k| k.since(now) <= ask.horizon)
             && granted.start < knows
         {
@@ -118,7 +122,8 @@ impl Store {
     pub fn take_foreign(&mut self, t: True, gap: Nanos) -> Result<Option<usize>, String> {
         let start = self.row.map_or(self.now(t), |row| row.max(self.now(t)));
         self.row = Some(start.plus(gap));
-        if start.since(self.now(t)) > cursor::horizon(gap, 1) {
+        let honest = cursor::furthest(gap, cursor::horizon(gap, 1));
+        if start.since(self.now(t)) > honest {
             return Ok(None);
         }
         self.enter(t, start, gap, 1)?;

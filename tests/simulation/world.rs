@@ -168,7 +168,7 @@ impl World {
             interval: plan.interval,
             max_in_flight: plan.max_in_flight,
             queue_limit: plan.queue_limit,
-            max_replicas: plan.replicas as u32,
+            shares: plan.shares,
         };
         let replicas = (0..plan.replicas)
             .map(|_| {

@@ -7,9 +7,9 @@ use super::{Core, Lane};
 use crate::{
     pacing::{
         course::LOOK_AGAIN,
-        cursor::{Ask, held},
+        cursor::{Ask, Doubt, held, settle},
         throttle::tracker::Write,
-        time::{LocalTime, MILLISECOND, Nanos},
+        time::{LocalTime, MILLISECOND, Nanos, StoreTime, seconds},
     },
     store::{
         Store,
@@ -24,8 +24,8 @@ const RETRY_LOCKED: Nanos = 500 * MILLISECOND;
 /// How soon a throttle state that could not be written is written again.
 const RETRY_WRITE: Nanos = 500 * MILLISECOND;
 
-/// A call to the store, and whether it only probes.
-type Answer = (bool, Result<Reply, LocalTime>);
+/// A call to the store: what was asked, whether it only probed, and the reply or when to ask again.
+type Answer = (Ask, bool, Result<Reply, LocalTime>);
 type Pending<T> = Option<Pin<Box<dyn Future<Output = T> + Send>>>;
 
 /// Waits for what the pacer cannot do by itself: instants, and the store's replies.
@@ -86,7 +86,7 @@ async fn answer<T>(call: &mut Pending<T>) -> T {
 
 async fn ask_store(lane: Arc<Lane>, ask: Ask, probe: bool, aside: bool) -> Answer {
     let Store::Postgres(store) = &lane.store else {
-        return (probe, Err(LocalTime::now()));
+        return (ask, probe, Err(LocalTime::now()));
     };
     let word = lane.lock().tracker.row_word().to_owned();
     let name = &lane.name;
@@ -100,6 +100,7 @@ async fn ask_store(lane: Arc<Lane>, ask: Ask, probe: bool, aside: bool) -> Answe
     let locked = reply.as_ref().is_err_and(|e| e.reason() == Reason::Locked);
     lane.lock().locked = locked;
     (
+        ask,
         probe,
         reply.map_err(|_| now.plus(if locked { RETRY_LOCKED } else { RETRY_STORE })),
     )
@@ -115,8 +116,8 @@ async fn write_throttle(lane: Arc<Lane>, write: Write) {
     if let Ok(Ok(())) = &outcome {
         let spare = {
             let core = lane.lock();
-            let settings = core.pacer.settings();
-            held(settings.interval, settings.max_replicas as usize)
+            let shares = usize::try_from(core.pacer.shares()).unwrap_or(usize::MAX);
+            held(core.pacer.settings().interval, shares)
         };
         let followed = store.follow(&lane.name.key, &write, spare).await;
         follows = followed.is_ok();
@@ -148,6 +149,26 @@ async fn write_throttle(lane: Arc<Lane>, write: Write) {
 }
 
 impl Lane {
+    /// What to ask after `cursor` was found beyond the horizon, when the store's clock showed `there`.
+    fn settled_doubt(&self, ask: &Ask, cursor: StoreTime, there: StoreTime) -> Ask {
+        let doubt = Doubt {
+            cursor,
+            now: there,
+            set_back: 0,
+        };
+        let (next, witness) = settle(doubt, ask);
+        if let Some(witness) = witness {
+            let (ahead_s, reason) = (seconds(cursor.since(there)), witness.reason());
+            let cursor = self.cursor();
+            tracing::warn!(
+                cursor,
+                ahead_s,
+                "the cursor's row is not believed, and counts as absent: {reason}"
+            );
+        }
+        next
+    }
+
     fn due_write(&self, core: &mut Core, now: LocalTime) -> Option<Write> {
         let reachable = matches!(&self.store, Store::Postgres(s) if s.membership().has_read());
         let due = core.tracker.writes_at().is_some_and(|at| at <= now);
@@ -156,11 +177,17 @@ impl Lane {
             .flatten()
     }
 
-    fn replied(&self, (probe, reply): Answer) {
+    fn replied(&self, (ask, probe, reply): Answer) {
         let now = LocalTime::now();
         let at = self.moment(now);
         let mut core = self.lock();
         match (reply, &self.store) {
+            (Ok(Reply { doubted: Some(cursor), now: there, .. }), Store::Postgres(_)) => {
+                // A probe has seen what it was to see: the row can be reached.
+                if !probe {
+                    core.ask = Some(self.settled_doubt(&ask, cursor, there));
+                }
+            }
             (Ok(reply), Store::Postgres(store)) => {
                 core.tracker.seen(at, reply.throttle.as_deref());
                 self.regulate(&mut core, now);

@@ -17,7 +17,7 @@ fn settings(max_in_flight: Option<usize>) -> Settings {
         interval: 1,
         max_in_flight,
         queue_limit: 10,
-        max_replicas: 1,
+        shares: 1,
     }
 }
 

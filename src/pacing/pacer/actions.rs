@@ -3,7 +3,7 @@
 
 use super::{Action, Cause, Dispatched, Id, Pacer, Waiter};
 use crate::pacing::{
-    cursor::{Ask, held, horizon},
+    cursor::{Ask, furthest, held, horizon},
     time::{LocalTime, MILLISECOND, Nanos, SECOND},
 };
 
@@ -56,7 +56,8 @@ impl Pacer {
             self.void(1);
         }
         // Further ahead than any can honestly be: the cursor behind it will not be believed either.
-        let honest = now.plus(self.horizon()).plus(SECOND);
+        let furthest = furthest(self.interval(), self.horizon());
+        let honest = now.plus(furthest).plus(SECOND);
         if self.slots.front().is_some_and(|s| s.at > honest) {
             self.void(self.slots.len());
             self.slots.clear();
@@ -216,6 +217,7 @@ impl Pacer {
             lead: 0,
             floor: self.floor,
             horizon: self.horizon(),
+            disbelieved: None,
             held: held(self.interval(), self.others_hold()),
         }))
     }
@@ -232,15 +234,15 @@ impl Pacer {
 
     /// For how many slots from now on others may hold them: their round trips are much like ours, and the last of them
     /// lasts until its end.
-    pub(super) fn others_hold(&self) -> usize {
-        match usize::try_from(self.settings.max_replicas).unwrap_or(usize::MAX) {
+    pub(crate) fn others_hold(&self) -> usize {
+        match usize::try_from(self.shares).unwrap_or(usize::MAX) {
             0 | 1 => 0,
             n => (n - 1).saturating_mul(self.reach).saturating_add(1),
         }
     }
 
     pub(super) fn horizon(&self) -> Nanos {
-        horizon(self.interval(), self.settings.max_replicas)
+        horizon(self.interval(), self.shares)
     }
 
     pub(super) fn has_room(&self, more: usize) -> bool {

@@ -66,10 +66,11 @@ impl Pacer {
         (until > now).then_some(until)
     }
 
-    /// The interval between slots that is in force.
+    /// The interval between slots that is in force: the longest that any replica is configured with, times the multiplier.
     pub(super) fn interval(&self) -> Nanos {
         self.settings
             .interval
+            .max(self.agreed)
             .saturating_mul(Nanos::from(self.regime.multiplier.max(1)))
     }
 }

@@ -18,8 +18,8 @@ pub struct Settings {
     pub max_in_flight: Option<usize>,
     /// Requests that may wait at once.
     pub queue_limit: usize,
-    /// Replicas that may share the cursor, for its horizon.
-    pub max_replicas: u32,
+    /// Replicas and other programs that may share the cursor, as configured.
+    pub shares: u32,
 }
 
 /// A request that arrives.

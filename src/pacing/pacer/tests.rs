@@ -20,7 +20,7 @@ fn settings() -> Settings {
         interval: INTERVAL,
         max_in_flight: None,
         queue_limit: 10_000,
-        max_replicas: 1,
+        shares: 1,
     }
 }
 
@@ -388,6 +388,7 @@ fn one_long_gap_does_not_make_the_queue_look_hopeless() {
         lead: 0,
         floor: None,
         horizon: 60 * SECOND,
+        disbelieved: None,
         held: 0,
     };
     b.cursor.reserve(b.now, &elsewhere);
@@ -423,7 +424,7 @@ fn after_a_step_of_the_clock_the_pace_of_what_was_sent_still_counts() {
                     // The clock jumps an hour, forth and back, with every seventh slot.
                     stepped = if sent / 7 % 2 == 1 { 3_600 * SECOND } else { 0 };
                     let store = StoreTime(now.0 + stepped);
-                    let granted = crate::pacing::cursor::reserve(cursor, store, &ask);
+                    let granted = crate::pacing::cursor::take(cursor, store, &ask);
                     cursor = Some(granted.end());
                     clock.observe(now, now, store);
                     pacer.granted(now, granted, &clock);

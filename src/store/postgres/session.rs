@@ -98,8 +98,10 @@ const RESERVE_NEAR_TYPES: [Type; RESERVE_NEAR] = {
 pub struct Reply {
     /// The store's clock.
     pub now: StoreTime,
-    /// The slots; `None` when the throttle's row holds another word than was thought.
+    /// The slots; `None` when the throttle's row holds another word than was thought, or the cursor is doubted.
     pub granted: Option<Granted>,
+    /// The cursor, when it lies beyond the horizon.
+    pub doubted: Option<StoreTime>,
     /// The throttle's row.
     pub throttle: Option<String>,
     /// Where the cursor's row lies now, if that can be told.
@@ -262,7 +264,7 @@ impl Session {
     }
 
     /// Takes slots from the cursor `key`: one statement, one round trip. None are taken when the throttle's row begins with
-    /// another word than the one given with its key.
+    /// another word than the one given with its key. `None`, and nothing done, when the cursor lies beyond the horizon.
     ///
     /// # Errors
     /// Why there are none; the cursor may have moved all the same.
@@ -271,7 +273,7 @@ impl Session {
         key: &str,
         (throttle, word): (&str, &str),
         ask: &Ask,
-    ) -> Result<Reply, StoreError> {
+    ) -> Result<Option<Reply>, StoreError> {
         let span = span(ask);
         let floor = ask.floor.map(|t| t.0);
         let params: [&(dyn ToSql + Sync); RESERVE] = [
@@ -287,9 +289,45 @@ impl Session {
         let row = self
             .reserve
             .run(&self.client, params, RESERVE_TYPES)
-            .await?
-            .ok_or_else(|| StoreError::new(Reason::Other, "the reservation returned no row"))?;
-        reply(&row, ask)
+            .await?;
+        row.map(|row| reply(&row, ask)).transpose()
+    }
+
+    /// Where the cursor `key` stands, beyond the horizon of a reservation; `None` when it is gone, or no number.
+    ///
+    /// # Errors
+    /// It could not be read.
+    pub async fn look(&self, table: &Table, key: &str) -> Result<Option<Reply>, StoreError> {
+        let text = sql::look(table);
+        let rows = self.client.query_typed(&text, &[(&key, Type::TEXT)]).await?;
+        let Some(row) = rows.first() else {
+            return Ok(None);
+        };
+        let (cursor, now) = (row.try_get::<_, Option<i64>>(0)?, row.try_get(1)?);
+        Ok(cursor.map(|cursor| Reply {
+            now: store_time(now),
+            granted: None,
+            doubted: Some(StoreTime(cursor)),
+            throttle: None,
+            place: None,
+        }))
+    }
+
+    /// Makes the cursor `key` count as absent, if it still stands at `cursor`.
+    ///
+    /// # Errors
+    /// Nothing is known of what was done.
+    pub async fn disbelieve(
+        &self,
+        table: &Table,
+        key: &str,
+        cursor: StoreTime,
+    ) -> Result<(), StoreError> {
+        let text = sql::disbelieve(table);
+        let params: [(&(dyn ToSql + Sync), Type); 2] =
+            [(&key, Type::TEXT), (&cursor.0, Type::INT8)];
+        self.client.query_typed(&text, &params).await?;
+        Ok(())
     }
 
     /// The same from a row that lies at one of `places`. `None`, and nothing done, when it does not.
@@ -336,6 +374,7 @@ impl Session {
             lead: 0,
             floor: None,
             horizon: SECOND,
+            disbelieved: None,
             held: 0,
         };
         let throttle = (sql::REHEARSAL_KEY, NO_ROW);
@@ -388,6 +427,7 @@ fn reply(row: &Row, ask: &Ask) -> Result<Reply, StoreError> {
             slots: ask.slots,
             interval: ask.interval,
         }),
+        doubted: None,
         throttle: row.try_get(2)?,
         place: row.try_get(3)?,
     })

@@ -56,7 +56,8 @@ pub fn session_settings() -> String {
 /// NULL, `$5` horizon, `$6` how far ahead others may hold slots; `$7` the key of the throttle's row and `$8` the first word
 /// that the caller knows of it (text). Answers one row: the end of the last slot (int8 nanoseconds since the epoch; NULL,
 /// and no slot taken, when the throttle's row says another word), now (timestamptz), the throttle's row (text or NULL), and
-/// where the cursor's row now lies (tid; NULL unless the table is [`HAS_PLACES`]).
+/// where the cursor's row now lies (tid; NULL unless the table is [`HAS_PLACES`]). No row, and nothing done, when the cursor lies
+/// beyond the horizon: [`look`] says where.
 ///
 /// With `pooled`, the settings are made inside the statement and hold for it alone: a transaction pooler may run each
 /// statement in another session.
@@ -78,15 +79,17 @@ pub fn reserve(table: &Table, pooled: bool, has_places: bool) -> String {
         "{known} INSERT INTO {t} AS c (cache_key, value, expires) VALUES ($1::text, {first}, {EXPIRES}) \
          ON CONFLICT (cache_key) DO UPDATE SET value = CASE WHEN {IS_KNOWN} THEN {next} ELSE c.value END, \
          expires = CASE WHEN c.expires < excluded.expires - interval '30 minutes' THEN excluded.expires ELSE c.expires END \
-         RETURNING {ANSWER}, {place}",
+         WHERE {believed} RETURNING {ANSWER}, {place}",
         t = table.quoted(),
         next = moved(&cursor()),
+        believed = believed(),
         place = if has_places { "c.ctid" } else { "NULL::tid" },
     )
 }
 
 /// The reservation from a row that is known to lie near a place. Parameters and answer as those of [`reserve`], and `$9` the
-/// first place to look at and `$10` the one after the last (tid). No row, and nothing done, when the row is not there.
+/// first place to look at and `$10` the one after the last (tid). No row, and nothing done, when the row is not there, or its
+/// cursor beyond the horizon.
 ///
 /// While a transaction that began earlier is held open on the database, no dead version of the row can be removed, and
 /// the index keeps an entry for each page that the row ever lay in. To find the row by its key, [`reserve`] walks through all
@@ -104,10 +107,11 @@ pub fn reserve_near(table: &Table, pooled: bool) -> String {
     format!(
         "{known} UPDATE {t} AS c SET value = {value}, \
          expires = CASE WHEN c.expires < {EXPIRES} - interval '30 minutes' THEN {EXPIRES} ELSE c.expires END \
-         WHERE c.ctid >= $9::tid AND c.ctid < $10::tid AND c.cache_key::text || '' = $1::text \
+         WHERE c.ctid >= $9::tid AND c.ctid < $10::tid AND c.cache_key::text || '' = $1::text AND {believed} \
          RETURNING {ANSWER}, c.ctid",
         known = known(table),
         t = table.quoted(),
+        believed = believed(),
         // Evaluated when the row is found, and before there is a lock to wait for.
         value = with_settings(
             format!(
@@ -147,15 +151,39 @@ fn known(table: &Table) -> String {
     )
 }
 
+/// The instant in a value that is a number, in nanoseconds.
+const HELD: &str = "(c.value::numeric * 1000000000)::int8";
+
 /// The cursor that the row `c` holds.
 ///
 /// A value that is not a plain number counts as absent, and heals itself; so does one that would not fit into int8
 /// nanoseconds (from the year 2255 on). Nothing is cast before the pattern has said that it can be.
 fn cursor() -> String {
-    let held = "(c.value::numeric * 1000000000)::int8";
+    format!("CASE WHEN c.value ~ '{NUMBER}' THEN {HELD} END")
+}
+
+/// Whether the cursor in the row `c`, if there is one, lies within the horizon.
+fn believed() -> String {
+    format!("CASE WHEN c.value ~ '{NUMBER}' THEN {HELD} - {NOW} <= $5::int8 ELSE true END")
+}
+
+/// Where a cursor stands that a reservation found beyond its horizon. Parameter: `$1` its key (text). Answers a row of the
+/// cursor (int8 nanoseconds; NULL when the value is no number) and now (timestamptz), or none.
+pub fn look(table: &Table) -> String {
     format!(
-        "CASE WHEN c.value ~ '{NUMBER}' \
-         THEN CASE WHEN {held} - {NOW} <= $5::int8 THEN {held} END END"
+        "SELECT {cursor}, clock_timestamp() FROM {t} AS c WHERE cache_key = $1::text",
+        cursor = cursor(),
+        t = table.quoted()
+    )
+}
+
+/// Makes a cursor that is not believed count as absent, if it still stands where it was seen. Parameters: `$1` key (text),
+/// `$2` that instant (int8 nanoseconds).
+pub fn disbelieve(table: &Table) -> String {
+    format!(
+        "UPDATE {t} AS c SET value = '0' WHERE cache_key = $1::text AND {cursor} = $2::int8",
+        cursor = cursor(),
+        t = table.quoted()
     )
 }
 

@@ -56,7 +56,7 @@ impl StoreModel {
 
     pub fn reserve(&mut self, t: True, ask: &Ask) -> Granted {
         self.remember(t);
-        let granted = cursor::reserve(self.row, self.now(t), ask);
+        let granted = cursor::take(self.row, self.now(t), ask);
         self.row = Some(granted.end());
         granted
     }
