@@ -165,7 +165,9 @@ pub struct Store {
 impl Store {
     /// Into how many shares the ceiling is divided while the store is away, at least 1.
     pub fn shares(&self) -> u32 {
-        self.max_replicas.saturating_add(self.foreign_fetchers).max(1)
+        self.max_replicas
+            .saturating_add(self.foreign_fetchers)
+            .max(1)
     }
 }
 

@@ -5,6 +5,7 @@
     reason = "the tests are plain blocking code that measures and waits from outside"
 )]
 
+mod agreement;
 mod attacks;
 mod bed;
 mod bulk;

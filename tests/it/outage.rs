@@ -23,6 +23,12 @@ const WAITING: f64 = 6.3;
 /// From the return until the pace is full again.
 const BACK: f64 = 4.0;
 
+/// Waits until a replica shows that another is configured otherwise.
+pub fn await_disagreement(replica: &Replica) {
+    let labels = &["destination=\"google_image\""];
+    await_metric(replica, "paceline_config_disagreement", labels, 1.0);
+}
+
 fn three(store: &str) -> Vec<String> {
     vec![store.to_owned(); 3]
 }

@@ -182,7 +182,14 @@ impl Lane {
         let at = self.moment(now);
         let mut core = self.lock();
         match (reply, &self.store) {
-            (Ok(Reply { doubted: Some(cursor), now: there, .. }), Store::Postgres(_)) => {
+            (
+                Ok(Reply {
+                    doubted: Some(cursor),
+                    now: there,
+                    ..
+                }),
+                Store::Postgres(_),
+            ) => {
                 // A probe has seen what it was to see: the row can be reached.
                 if !probe {
                     core.ask = Some(self.settled_doubt(&ask, cursor, there));

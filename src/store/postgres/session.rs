@@ -299,7 +299,10 @@ impl Session {
     /// It could not be read.
     pub async fn look(&self, table: &Table, key: &str) -> Result<Option<Reply>, StoreError> {
         let text = sql::look(table);
-        let rows = self.client.query_typed(&text, &[(&key, Type::TEXT)]).await?;
+        let rows = self
+            .client
+            .query_typed(&text, &[(&key, Type::TEXT)])
+            .await?;
         let Some(row) = rows.first() else {
             return Ok(None);
         };
