@@ -130,6 +130,13 @@ impl App {
                         "the store is not there yet; serving on a share of the ceiling until it is"
                     );
                 }
+                for line in postgres
+                    .cursors(&config.destinations)
+                    .await
+                    .unwrap_or_default()
+                {
+                    tracing::info!("{line}");
+                }
             }
         }
         let ground = Ground {

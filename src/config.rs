@@ -162,15 +162,6 @@ pub struct Store {
     pub lease_ttl: Duration,
 }
 
-impl Store {
-    /// Into how many shares the ceiling is divided while the store is away, at least 1.
-    pub fn shares(&self) -> u32 {
-        self.max_replicas
-            .saturating_add(self.foreign_fetchers)
-            .max(1)
-    }
-}
-
 /// `[ca]`
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ca {

@@ -171,8 +171,15 @@ async fn check(mut report: cli::check::CheckReport) -> ExitCode {
             report.add_note(format!("warning: {warning}"));
         }
         if let Some(store) = config.store.as_ref().filter(|_| !url_is_wrong) {
-            match postgres::try_once(store).await {
-                Ok(found) => report.add_note(format!("store: {found}")),
+            match postgres::try_once(store, &config.destinations).await {
+                Ok(lines) => {
+                    for line in lines
+                        .iter()
+                        .chain(&[store.outage_in_words(&config.destinations)])
+                    {
+                        report.add_note(format!("store: {line}"));
+                    }
+                }
                 Err(e) => {
                     let complaint = Complaint::new(e.what(), e.reason().advice());
                     report.add_fault(config.fault_of_url(&env, complaint).to_string());

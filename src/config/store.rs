@@ -151,3 +151,61 @@ fn default_replica(port: u16) -> String {
         port => format!("{host}:{port}"),
     }
 }
+
+impl Store {
+    /// Into how many shares the ceiling is divided while the store is away, at least 1.
+    pub fn shares(&self) -> u32 {
+        self.max_replicas
+            .saturating_add(self.foreign_fetchers)
+            .max(1)
+    }
+
+    /// What may be sent while the store is away: by the replicas, and by each other program on the cursor, so that the sum
+    /// stays at the ceiling.
+    pub fn outage_in_words(&self, destinations: &[super::Destination]) -> String {
+        let (replicas, others, of) = (self.max_replicas, self.foreign_fetchers, self.shares());
+        let mut text = format!(
+            "in an outage each of up to {replicas} replicas sends 1/{of} of each rate, {replicas}/{of} in all"
+        );
+        if others > 0 {
+            text += &format!(
+                "; that leaves {others}/{of} to {others} other programs, so each must fall back to 1/{of} or less"
+            );
+            let share = |d: &super::Destination| {
+                let share = d.rate.per_second / f64::from(of);
+                format!("{}: {:.3}/s", d.name, share)
+            };
+            let shares: Vec<String> = destinations.iter().take(3).map(share).collect();
+            text += &format!(" ({})", shares.join(", "));
+        }
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use crate::config::Config;
+
+    #[test]
+    fn what_an_outage_may_reach_is_said_with_and_without_other_programs() {
+        let words = |keys: &str| {
+            let text = format!(
+                "[store]\nurl = \"postgres://h/d\"\n{keys}\n[[destination]]\nname = \"a\"\nhosts = [\"a.test\"]\nrate = 10\n"
+            );
+            let config = Config::parse(&text, Path::new("a.toml"), &|_| None).expect("valid");
+            let store = config.store.expect("a store");
+            store.outage_in_words(&config.destinations)
+        };
+        assert_eq!(
+            words(""),
+            "in an outage each of up to 3 replicas sends 1/3 of each rate, 3/3 in all"
+        );
+        assert_eq!(
+            words("foreign_fetchers = 2"),
+            "in an outage each of up to 3 replicas sends 1/5 of each rate, 3/5 in all; that leaves 2/5 to 2 other programs, \
+             so each must fall back to 1/5 or less (a: 2.000/s)"
+        );
+    }
+}

@@ -8,6 +8,7 @@ pub mod address;
 pub mod error;
 mod keeper;
 pub mod leases;
+mod look;
 pub mod session;
 pub mod sql;
 pub mod throttles;
@@ -141,6 +142,23 @@ impl Postgres {
         tokio::time::timeout(patience, settled)
             .await
             .unwrap_or(false)
+    }
+
+    /// One line for each cursor of the `destinations`: whether its row is there, and when it was moved last.
+    ///
+    /// # Errors
+    /// The rows could not be read.
+    pub async fn cursors(
+        &self,
+        destinations: &[config::Destination],
+    ) -> Result<Vec<String>, StoreError> {
+        let Some(sessions) = self.sessions.borrow().clone() else {
+            return Err(StoreError::new(Reason::Away, "no connection to Postgres"));
+        };
+        let look = look::cursors(&sessions.side, &self.table, &self.key_prefix, destinations);
+        tokio::time::timeout(CALL_DEADLINE, look)
+            .await
+            .unwrap_or_else(|_| Err(StoreError::new(Reason::Timeout, "no reply from Postgres")))
     }
 
     /// Gives the lease back, if the store can be reached.
@@ -284,11 +302,15 @@ impl Postgres {
     }
 }
 
-/// Tries the store once, for `paceline check`: connects, and looks at the table without making it.
+/// Tries the store once, for `paceline check`: connects, and looks at the table without making it. One line about the store, and
+/// one about each cursor of the `destinations`.
 ///
 /// # Errors
 /// Why the store cannot be used.
-pub async fn try_once(config: &config::Store) -> Result<String, StoreError> {
+pub async fn try_once(
+    config: &config::Store,
+    destinations: &[config::Destination],
+) -> Result<Vec<String>, StoreError> {
     let address = Address::parse(config.url.reveal())?;
     let table = Table::new(&config.table);
     let (own, missing) = match is_ours(config) {
@@ -298,10 +320,10 @@ pub async fn try_once(config: &config::Store) -> Result<String, StoreError> {
     let session = match session::open(&address, &table, missing).await {
         Ok((session, _)) => session,
         Err(e) if own && e.reason() == Reason::Table => {
-            return Ok(format!(
+            return Ok(vec![format!(
                 "reachable; table {} will be made at the first start",
                 table.quoted()
-            ));
+            )]);
         }
         Err(e) => return Err(e),
     };
@@ -309,7 +331,9 @@ pub async fn try_once(config: &config::Store) -> Result<String, StoreError> {
         Prepared::Named(_) => "directly",
         Prepared::Unnamed(_) => "through a pooler or address translation",
     };
-    Ok(format!("reachable {how}; table {} fits", table.quoted()))
+    let mut lines = vec![format!("reachable {how}; table {} fits", table.quoted())];
+    lines.extend(look::cursors(&session, &table, &config.key_prefix, destinations).await?);
+    Ok(lines)
 }
 
 /// Whether the URL can be understood, and the file of its `sslrootcert` read.

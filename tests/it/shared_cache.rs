@@ -12,7 +12,7 @@ use crate::bed::{
     origin::Origin,
     postgres::Postgres,
     recipe::{Recipe, Site},
-    replica::Replica,
+    replica::{Replica, run_paceline},
     sql::Sql,
     timeline::Pace,
 };
@@ -175,4 +175,47 @@ fn fetch_on_own_slots(postgres: &Postgres, origin: &Origin, done: &AtomicBool) {
             200
         );
     }
+}
+
+#[test]
+fn check_and_the_start_say_whether_somebody_moves_the_cursor() {
+    let postgres = Postgres::start();
+    let sql = postgres.sql();
+    make_table(&sql);
+    sql.run(FOREIGN);
+    let (origin, site) = (Origin::tls(&[HOST]), Site::new());
+    let recipe = |prefix: &str| {
+        Recipe::new()
+            .store(&postgres.url())
+            .store_key(&format!(
+                "table = \"shared_cache\"\nkey_prefix = \"{prefix}\"\nforeign_fetchers = 1"
+            ))
+            .destination("google_image", &["*.googleusercontent.com"], "10.0")
+            .origin(&origin)
+    };
+    let check = |prefix: &str| {
+        let file = recipe(prefix).write(&site, "check");
+        run_paceline(site.path(), &["check", "--config", &file.to_string_lossy()])
+    };
+    let (right, wrong) = (
+        check("harvest-rate-cursor:"),
+        check("harvest-rate-cursors:"),
+    );
+    assert!(right.status.success() && wrong.status.success());
+    let (right, wrong) = (right.text(), wrong.text());
+    let line = "cursor harvest-rate-cursor:google_image: moved ";
+    assert!(right.contains(line), "{}", right);
+    assert!(
+        right.contains("so each must fall back to 1/4 or less (google_image: 2.500/s)"),
+        "{}",
+        right
+    );
+    let line = "cursor harvest-rate-cursors:google_image: no row, so nobody moves it yet";
+    assert!(wrong.contains(line), "{}", wrong);
+    let replica = Replica::start(&site, "r0", &recipe("harvest-rate-cursor:"));
+    let log = replica.stderr();
+    assert!(
+        log.contains("cursor harvest-rate-cursor:google_image: moved "),
+        "{log}"
+    );
 }

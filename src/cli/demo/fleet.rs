@@ -96,7 +96,7 @@ impl Fleet {
             let config = read(&text, keeper)?;
             if let (1, Some(store)) = (number, &config.store) {
                 // A replica would serve without it, on a share; that is another demonstration.
-                let tried = postgres::try_once(store).await;
+                let tried = postgres::try_once(store, &[]).await;
                 tried.map_err(|e| anyhow!("the store: {e}"))?;
             }
             let app = replicas

@@ -177,6 +177,16 @@ pub fn look(table: &Table) -> String {
     )
 }
 
+/// Where cursors stand. Parameter: `$1` their keys (text[]). Answers a row for each that has one: its key (text), and how far it
+/// lies ahead of now (int8 nanoseconds; NULL when the value is no number).
+pub fn standings(table: &Table) -> String {
+    format!(
+        "SELECT c.cache_key::text, {cursor} - {NOW} FROM {t} AS c WHERE cache_key = ANY($1::text[])",
+        cursor = cursor(),
+        t = table.quoted()
+    )
+}
+
 /// Makes a cursor that is not believed count as absent, if it still stands where it was seen. Parameters: `$1` key (text),
 /// `$2` that instant (int8 nanoseconds).
 pub fn disbelieve(table: &Table) -> String {
