@@ -116,7 +116,8 @@ async fn write_throttle(lane: Arc<Lane>, write: Write) {
         let spare = {
             let core = lane.lock();
             let settings = core.pacer.settings();
-            held(settings.interval, settings.max_replicas as usize)
+            let interval = settings.interval.saturating_mul(write.multiplier.into());
+            held(interval, settings.max_replicas as usize)
         };
         let followed = store.follow(&lane.name.key, &write, spare).await;
         follows = followed.is_ok();
@@ -133,15 +134,17 @@ async fn write_throttle(lane: Arc<Lane>, write: Write) {
     core.writing = false;
     match outcome {
         Ok(Ok(())) => {
-            core.tracker.wrote(&write, follows);
+            core.tracker.wrote(at, &write, follows);
             if !follows {
                 core.write_from = now.plus(RETRY_WRITE);
             }
         }
-        Ok(Err(text)) => {
-            core.tracker.seen(at, text.as_deref());
+        Ok(Err(text)) => core.tracker.met(at, text.as_deref()),
+        Err(e) => {
+            let surely_not = matches!(e.reason(), Reason::Locked | Reason::Away);
+            core.tracker.unanswered(surely_not);
+            core.write_from = now.plus(RETRY_WRITE);
         }
-        Err(_) => core.write_from = now.plus(RETRY_WRITE),
     }
     drop(core);
     lane.settled.notify_waiters();
