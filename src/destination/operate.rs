@@ -36,6 +36,9 @@ impl Destination {
         let Some(whole) = &self.whole else {
             return Err("the destination's name is too long for the store".to_owned());
         };
+        // Of two orders the later one counts: this one has to be newer than what others were told a moment ago. If the store
+        // cannot say, the clock has to do.
+        let _ = self.catch_up().await;
         whole.apply(Event::Pause(nanos(span)));
         settled(whole).await?;
         self.heard_by_all().await;

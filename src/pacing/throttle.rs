@@ -7,7 +7,9 @@
 mod row;
 pub mod tracker;
 
-pub use self::row::{NO_ROW, word};
+use std::cmp::Ordering;
+
+pub use self::row::{LONGEST, NO_ROW, word};
 use crate::{
     config::default,
     pacing::time::{LocalTime, Nanos, SECOND, nanos},
@@ -79,7 +81,18 @@ pub struct Stop {
     pub written: Option<Nanos>,
 }
 
-/// A stop or its absence, and the version of the state that decided so: when two histories meet, the later word counts.
+impl Stop {
+    /// Whether both were decided as one; what a reader of the row makes of it on its own clock differs a little each time.
+    fn is(&self, other: &Stop) -> bool {
+        match (self.written, other.written) {
+            (Some(a), Some(b)) => a == b,
+            _ => self == other,
+        }
+    }
+}
+
+/// A stop or its absence, and the version of the state that decided so. What counts when two histories meet depends on who
+/// decides: see [`Latch::longest`] and [`Latch::latest`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Latch {
     stop: Option<Stop>,
@@ -102,6 +115,11 @@ pub struct Throttle {
     multiplier: u32,
     /// Grows with each widening. A slot belongs to the episode in which it was granted.
     episode: u64,
+    /// The version of the last widening.
+    widened: u64,
+    /// The version at which an operator last ended all that slows down or pauses: what is older is over, whoever brings it
+    /// up again.
+    resumed: u64,
     /// Clean answers in a row.
     clean: u32,
     /// The origin asked for a pause.
@@ -119,6 +137,8 @@ impl Default for Throttle {
             version: 0,
             multiplier: 1,
             episode: 0,
+            widened: 0,
+            resumed: 0,
             clean: 0,
             hold: Latch::default(),
             lockout: Latch::default(),
@@ -190,6 +210,7 @@ impl Throttle {
         let mut changed = false;
         if episode >= self.episode {
             self.touch(at);
+            self.widened = self.version;
             self.episode = self.episode.saturating_add(1).min(NUMBER_LIMIT);
             self.multiplier = (self.multiplier.saturating_mul(2)).clamp(1, CAP);
             self.clean = 0;
@@ -258,18 +279,17 @@ impl Throttle {
     }
 
     /// An operator ends a pause, an operator's or the origin's, and the slow-down after protests. Returns whether there was
-    /// any, and the pause, for which the cursor was moved ahead.
-    pub fn resume(&mut self, at: Moment) -> (bool, Option<Stop>) {
-        let stops = [self.pause, self.hold].into_iter().filter_map(|l| l.stop);
-        let furthest = stops.max_by_key(|s| s.until);
-        let any = furthest.is_some() || self.multiplier > 1;
+    /// any.
+    pub fn resume(&mut self, at: Moment) -> bool {
+        let any = self.stops().iter().any(Option::is_some) || self.multiplier > 1;
         if any {
             self.touch(at);
             self.pause = Latch::free(self.version);
             self.hold = Latch::free(self.version);
+            self.resumed = self.version;
             (self.multiplier, self.clean) = (1, 0);
         }
-        (any, furthest)
+        any
     }
 
     /// An operator ends a lockout, and what led to one is forgotten.
@@ -299,20 +319,27 @@ impl Throttle {
         true
     }
 
-    /// The state of two replicas that went on without knowing of each other: the wider pace, and of each stop the later
-    /// word. It is newer than both.
+    /// The state of two replicas that went on without knowing of each other; it is newer than both. What the origin asked
+    /// for: the wider pace, the longest stop. What operators ordered: the later word, also over what the origin had asked
+    /// for until then. Without `paced`, this side's pace is what it once read, and the other's is newer.
     #[must_use]
-    pub fn merged(&self, other: &Throttle, at: Moment, rules: &Rules) -> Throttle {
-        let pace = |t: &Throttle| (t.multiplier, t.clean);
-        let wider = pace(self).max(pace(other));
+    pub fn merged(&self, other: &Throttle, paced: bool, at: Moment, rules: &Rules) -> Throttle {
+        let resumed = self.resumed.max(other.resumed);
+        let since = |latch: Latch| match latch.at < resumed {
+            true => Latch::free(resumed),
+            false => latch,
+        };
+        let (multiplier, clean) = self.merged_pace(other, paced, resumed);
         let mut merged = Throttle {
             version: self.version.max(other.version),
-            multiplier: wider.0,
+            multiplier,
             episode: self.episode.max(other.episode),
-            clean: wider.1,
-            hold: self.hold.merged(other.hold),
-            lockout: self.lockout.merged(other.lockout),
-            pause: self.pause.merged(other.pause),
+            widened: self.widened.max(other.widened),
+            resumed,
+            clean,
+            hold: since(self.hold).longest(since(other.hold)),
+            lockout: self.lockout.longest(other.lockout),
+            pause: since(self.pause).latest(since(other.pause)),
             evidence: self.evidence.clone(),
         };
         merged.touch(at);
@@ -321,15 +348,42 @@ impl Throttle {
             merged.evidence.clear();
             return merged;
         }
-        let fresh = |e: &&Evidence| at.now.since(e.at) < WINDOW;
-        for e in other.evidence.iter().filter(fresh) {
+        for e in &other.evidence {
             if !merged.evidence.iter().any(|own| own.url == e.url) {
                 merged.evidence.push(*e);
             }
         }
+        // What an unlock has forgotten stays forgotten.
+        let unlocked = Some(merged.lockout.at).filter(|v| *v <= at.stamp());
+        let counts = |e: &Evidence| {
+            let then = Moment { now: e.at, ..at };
+            at.now.since(e.at) < WINDOW && unlocked.is_none_or(|v| then.stamp() >= v)
+        };
+        merged.evidence.retain(counts);
         merged.evidence.truncate(EVIDENCE_LIMIT);
         merged.convict(at, rules);
         merged
+    }
+
+    /// The multiplier and the count towards its end: see [`Throttle::merged`].
+    fn merged_pace(&self, other: &Throttle, paced: bool, resumed: u64) -> (u32, u32) {
+        // A slow-down of before the last `resume` was ended by it.
+        let stands = |t: &Throttle| t.resumed == resumed || t.widened > resumed;
+        let pace = |t: &Throttle| match stands(t) {
+            true => (t.multiplier, t.episode, t.clean),
+            false => (1, t.episode, 0),
+        };
+        let theirs = pace(other);
+        if !paced {
+            return (theirs.0, theirs.2);
+        }
+        let ours = pace(self);
+        let multiplier = ours.0.max(theirs.0);
+        let episode = ours.1.max(theirs.1);
+        // Only answers to the last episode's requests, at this pace, say anything about it.
+        let counts = [ours, theirs].into_iter();
+        let counts = counts.filter(|p| (p.0, p.1) == (multiplier, episode));
+        (multiplier, counts.map(|p| p.2).max().unwrap_or(0))
     }
 
     /// What is in force.
@@ -394,11 +448,36 @@ impl Throttle {
 
     /// The stop until whose end the cursor has to be moved, for programs that know of nothing else.
     pub fn holds_cursor(&self, now: LocalTime) -> Option<Stop> {
-        [self.hold, self.pause]
-            .into_iter()
-            .filter_map(|latch| latch.stop)
+        let stops = self.stops().into_iter().flatten();
+        stops
             .filter(|stop| stop.until > now)
             .max_by_key(|stop| stop.until)
+    }
+
+    /// The stops for which the cursor is moved.
+    fn stops(&self) -> [Option<Stop>; 2] {
+        [self.hold.stop, self.pause.stop]
+    }
+
+    /// Brings the versions of a time in which the store's clock was unknown onto that clock, which is `offset` ahead of
+    /// ours: only then can they be told from those of others.
+    fn moor(&mut self, offset: Nanos) {
+        let ahead = u64::try_from(offset / 1_000).unwrap_or(0);
+        let moor = |v: &mut u64| {
+            if *v > 0 {
+                *v = v.saturating_add(ahead).min(NUMBER_LIMIT);
+            }
+        };
+        moor(&mut self.version);
+        moor(&mut self.widened);
+        moor(&mut self.resumed);
+        for latch in [&mut self.hold, &mut self.lockout, &mut self.pause] {
+            moor(&mut latch.at);
+            if let Some(stop) = &mut latch.stop {
+                let there = stop.until.0.saturating_add(offset);
+                stop.written = stop.written.or(Some(there));
+            }
+        }
     }
 
     fn touch(&mut self, at: Moment) {
@@ -425,12 +504,24 @@ impl Latch {
         Latch { stop: None, at }
     }
 
-    fn merged(self, other: Latch) -> Latch {
+    /// What an origin brought about: of two stops the longest, and a later word that ended one counts.
+    fn longest(self, other: Latch) -> Latch {
         match (self.stop, other.stop) {
             (Some(a), Some(b)) if b.until > a.until => other,
             (Some(_), Some(_)) => self,
+            // The same word, over by one clock and not yet by the other.
+            (None, Some(_)) if other.at == self.at => other,
             _ if other.at > self.at => other,
             _ => self,
+        }
+    }
+
+    /// What an operator ordered: the later word, whatever it says.
+    fn latest(self, other: Latch) -> Latch {
+        match other.at.cmp(&self.at) {
+            Ordering::Less => self,
+            Ordering::Equal => self.longest(other),
+            Ordering::Greater => other,
         }
     }
 }

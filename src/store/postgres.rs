@@ -21,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 
 use self::{
     address::Address,
@@ -64,6 +64,7 @@ pub struct Postgres {
     clock: Arc<Mutex<ClockBounds>>,
     membership: Arc<Membership>,
     watches: Arc<Watches>,
+    side_calls: Semaphore,
     trails: Trails,
     metrics: Arc<Metrics>,
 }
@@ -93,6 +94,7 @@ impl Postgres {
             clock: clock.clone(),
             membership: membership.clone(),
             watches: watches.clone(),
+            side_calls: Semaphore::new(throttles::SIDE_CALLS),
             trails: Trails::default(),
             metrics: metrics.clone(),
         });
@@ -208,9 +210,10 @@ impl Postgres {
         format!("{}{}{name}", self.key_prefix, config::THROTTLE_PREFIX)
     }
 
-    /// Has `heard` told, with each heartbeat, what the row `key` holds, until it returns `false`.
-    pub fn watch(&self, key: String, heard: Heard) {
-        self.watches.add(key, heard);
+    /// Has `heard` told, with each heartbeat, what the row `key` holds, until it returns `false`; those that are `first` before
+    /// the others.
+    pub fn watch(&self, key: String, first: bool, heard: Heard) {
+        self.watches.add(key, first, heard);
     }
 
     /// Takes slots from the cursor in row `key`, if `throttle`, a row's key, begins with the word given; with `aside` on the

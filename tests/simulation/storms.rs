@@ -163,9 +163,9 @@ impl World {
         core.write = None;
         let at = core.moment(t);
         if held == write.expected || held.is_none() {
-            core.tracker.wrote(write, true);
+            core.tracker.wrote(at, write, true);
         } else {
-            core.tracker.seen(at, held.as_deref());
+            core.tracker.met(at, held.as_deref());
         }
         self.pump(t, call.replica)
     }
@@ -176,6 +176,7 @@ impl World {
             return Ok(());
         }
         core.write = None;
+        core.tracker.unanswered(false);
         core.write_from = core.now(t).plus(RETRY_WRITE);
         self.pump(t, call.replica)
     }

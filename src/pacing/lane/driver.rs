@@ -117,7 +117,8 @@ async fn write_throttle(lane: Arc<Lane>, write: Write) {
         let spare = {
             let core = lane.lock();
             let shares = usize::try_from(core.pacer.shares()).unwrap_or(usize::MAX);
-            held(core.pacer.settings().interval, shares)
+            let interval = core.pacer.settings().interval;
+            held(interval.saturating_mul(write.multiplier.into()), shares)
         };
         let followed = store.follow(&lane.name.key, &write, spare).await;
         follows = followed.is_ok();
@@ -134,15 +135,17 @@ async fn write_throttle(lane: Arc<Lane>, write: Write) {
     core.writing = false;
     match outcome {
         Ok(Ok(())) => {
-            core.tracker.wrote(&write, follows);
+            core.tracker.wrote(at, &write, follows);
             if !follows {
                 core.write_from = now.plus(RETRY_WRITE);
             }
         }
-        Ok(Err(text)) => {
-            core.tracker.seen(at, text.as_deref());
+        Ok(Err(text)) => core.tracker.met(at, text.as_deref()),
+        Err(e) => {
+            let surely_not = matches!(e.reason(), Reason::Locked | Reason::Away);
+            core.tracker.unanswered(surely_not);
+            core.write_from = now.plus(RETRY_WRITE);
         }
-        Err(_) => core.write_from = now.plus(RETRY_WRITE),
     }
     drop(core);
     lane.settled.notify_waiters();

@@ -91,6 +91,7 @@ impl Lane {
         let lane = Arc::downgrade(self);
         store.watch(
             self.name.throttle_key.clone(),
+            self.above.is_none(),
             Box::new(move |text| {
                 let Some(lane) = lane.upgrade() else {
                     return false;
@@ -179,8 +180,12 @@ impl Lane {
         }
         let mut episode = core.tracker.episode();
         match &self.store {
-            Store::Memory(_) => core.tracker.settle_alone(),
-            Store::Postgres(_) if core.course.is_alone() => {}
+            Store::Memory(_) => core.tracker.settle_alone(self.moment(now)),
+            Store::Postgres(store) if core.course.is_alone() => {
+                if !store.membership().has_read() {
+                    core.tracker.count_alone(self.moment(now));
+                }
+            }
             Store::Postgres(_) => episode = core.tracker.row_episode(),
         }
         let mut regime = core.tracker.regime(now);

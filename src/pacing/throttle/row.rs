@@ -14,8 +14,8 @@ use crate::{
 
 /// The word of a row that is not there.
 pub const NO_ROW: &str = "1";
-/// The longest text that is read.
-const LONGEST: usize = 16 * 1024;
+/// The longest text that is read, in bytes. A longer one was written by nobody.
+pub const LONGEST: usize = 16 * 1024;
 
 /// The word of a row.
 pub fn word(text: Option<&str>) -> &str {
@@ -62,6 +62,8 @@ impl Throttle {
             "episode": self.episode,
             "multiplier": self.multiplier,
             "clean": self.clean,
+            "widened": self.widened,
+            "resumed": self.resumed,
             "hold": latch(self.hold),
             "lockout": latch(self.lockout),
             "pause": latch(self.pause),
@@ -108,6 +110,8 @@ impl Throttle {
                 at: decided,
             })
         };
+        // Rows that an earlier build wrote have neither.
+        let version_of = |key: &str| state.get(key).map_or(Some(0), sane);
         let evidence = state.get("evidence").and_then(Value::as_array)?;
         let evidence: Option<Vec<Evidence>> = evidence
             .iter()
@@ -125,6 +129,8 @@ impl Throttle {
             version: number("version")?,
             multiplier,
             episode: number("episode")?,
+            widened: version_of("widened")?,
+            resumed: version_of("resumed")?,
             clean: u32::try_from(number("clean")?).ok()?,
             hold: latch("hold")?,
             lockout: latch("lockout")?,

@@ -109,20 +109,20 @@ fn what_is_forbidden_now_and_then_does_not_add_up() {
 #[test]
 fn an_operator_ends_what_there_is_to_end() {
     let mut t = Throttle::default();
-    assert!(t.resume(at(0)) == (false, None) && !t.unlock(at(0)));
+    assert!(!t.resume(at(0)) && !t.unlock(at(0)));
     t.pause(at(0), 60 * SECOND);
     assert_eq!(
         t.regime(LocalTime(1)).halt.map(|h| h.cause),
         Some(Cause::Pause)
     );
     t.throttled(at(1), 0, None, &RULES);
-    let (any, ended) = t.resume(at(1));
-    let written = ended.expect("a pause").written;
-    assert_eq!((any, written), (true, Some((1_700_000_000 + 60) * SECOND)));
+    let stop = t.holds_cursor(LocalTime(1)).expect("a pause");
+    assert_eq!(stop.written, Some((1_700_000_000 + 60) * SECOND));
+    assert!(t.resume(at(1)));
     assert_eq!(t.regime(LocalTime(1)), Regime::default());
     // A slow-down without a pause, too.
     t.throttled(at(1), 1, None, &RULES);
-    assert_eq!((t.resume(at(1)), t.multiplier), ((true, None), 1));
+    assert_eq!((t.resume(at(1)), t.multiplier), (true, 1));
     for url in 0..3 {
         t.forbidden(at(2), url, 403, &RULES);
     }
@@ -139,8 +139,8 @@ fn when_two_histories_meet_the_later_word_on_a_stop_counts_and_the_wider_pace() 
     left.unlock(at(2 * SECOND));
     right.throttled(at(3 * SECOND), 0, None, &RULES);
     for merged in [
-        left.merged(&right, at(4 * SECOND), &RULES),
-        right.merged(&left, at(4 * SECOND), &RULES),
+        left.merged(&right, true, at(4 * SECOND), &RULES),
+        right.merged(&left, true, at(4 * SECOND), &RULES),
     ] {
         assert_eq!(
             merged.regime(LocalTime(4 * SECOND)),
@@ -154,15 +154,109 @@ fn when_two_histories_meet_the_later_word_on_a_stop_counts_and_the_wider_pace() 
 }
 
 #[test]
+fn of_an_operators_orders_the_later_one_counts_and_of_an_origins_wishes_the_longest() {
+    let both = |a: &Throttle, b: &Throttle| {
+        [(a, b), (b, a)].map(|(a, b)| a.merged(b, true, at(9 * SECOND), &RULES))
+    };
+    let halt = |t: &Throttle| {
+        t.regime(LocalTime(9 * SECOND))
+            .halt
+            .map(|h| (h.cause, h.until))
+    };
+    let paused = |from: Nanos, span: Nanos| {
+        let mut t = Throttle::default();
+        t.pause(at(from), span);
+        t
+    };
+    let held = |from: Nanos, span: Nanos| {
+        let mut t = Throttle::default();
+        t.throttled(at(from), 0, Some(span), &RULES);
+        t
+    };
+    let (long, short) = (
+        paused(SECOND, 500 * SECOND),
+        paused(2 * SECOND, 40 * SECOND),
+    );
+    let until = LocalTime(42 * SECOND);
+    for merged in both(&long, &short) {
+        assert_eq!(halt(&merged), Some((Cause::Pause, until)));
+    }
+    // A short one that is over is the later word too.
+    let mut over = paused(2 * SECOND, SECOND);
+    over.lapse(at(4 * SECOND));
+    for merged in both(&long, &over) {
+        assert_eq!(halt(&merged), None);
+    }
+    let (long, short) = (held(SECOND, 500 * SECOND), held(2 * SECOND, 40 * SECOND));
+    for merged in both(&long, &short) {
+        assert_eq!(halt(&merged), Some((Cause::Hold, LocalTime(501 * SECOND))));
+    }
+    // An operator's word ends what there was until then, and not what came later.
+    let mut resumed = long.clone();
+    resumed.resume(at(3 * SECOND));
+    for (older, left) in [(&long, (None, 1)), (&short, (None, 1))] {
+        for merged in both(older, &resumed) {
+            assert_eq!((halt(&merged), merged.multiplier), left);
+        }
+    }
+    for merged in both(&held(4 * SECOND, 50 * SECOND), &resumed) {
+        let until = LocalTime(54 * SECOND);
+        assert_eq!(
+            (halt(&merged), merged.multiplier),
+            (Some((Cause::Hold, until)), 2)
+        );
+    }
+}
+
+#[test]
+fn what_an_unlock_has_forgotten_stays_forgotten() {
+    let mut left = Throttle::default();
+    left.forbidden(at(SECOND), 1, 403, &RULES);
+    left.forbidden(at(SECOND), 2, 403, &RULES);
+    let mut right = left.clone();
+    left.unlock(at(2 * SECOND));
+    right.forbidden(at(3 * SECOND), 4, 403, &RULES);
+    right.lockout = Latch::default();
+    right.evidence = [1, 2]
+        .map(|url| Evidence {
+            url,
+            at: LocalTime(SECOND),
+            status: 403,
+        })
+        .into();
+    right.forbidden(
+        at(3 * SECOND),
+        3,
+        403,
+        &Rules {
+            lockout_after: 9,
+            ..RULES
+        },
+    );
+    for merged in [
+        left.merged(&right, true, at(4 * SECOND), &RULES),
+        right.merged(&left, true, at(4 * SECOND), &RULES),
+    ] {
+        assert_eq!(
+            (
+                merged.regime(LocalTime(4 * SECOND)).halt,
+                merged.evidence.len()
+            ),
+            (None, 1)
+        );
+    }
+}
+
+#[test]
 fn evidence_of_two_replicas_adds_up_when_they_meet() {
     let (mut left, mut right) = (Throttle::default(), Throttle::default());
     left.forbidden(at(0), 1, 403, &RULES);
     left.forbidden(at(0), 2, 403, &RULES);
     right.forbidden(at(0), 2, 403, &RULES);
-    let two = left.merged(&right, at(1), &RULES);
+    let two = left.merged(&right, true, at(1), &RULES);
     assert_eq!(two.regime(LocalTime(1)).halt, None);
     right.forbidden(at(0), 3, 403, &RULES);
-    let three = left.merged(&right, at(1), &RULES);
+    let three = left.merged(&right, true, at(1), &RULES);
     assert_eq!(
         three.regime(LocalTime(1)).halt.map(|h| h.cause),
         Some(Cause::Lockout(403))
@@ -177,8 +271,8 @@ fn what_is_stale_proves_nothing_when_histories_meet() {
     let mut new = Throttle::default();
     new.forbidden(at(66 * SECOND), 3, 403, &RULES);
     for merged in [
-        old.merged(&new, at(67 * SECOND), &RULES),
-        new.merged(&old, at(67 * SECOND), &RULES),
+        old.merged(&new, true, at(67 * SECOND), &RULES),
+        new.merged(&old, true, at(67 * SECOND), &RULES),
     ] {
         assert_eq!(merged.regime(LocalTime(67 * SECOND)).halt, None);
         assert_eq!(merged.evidence.len(), 1);
@@ -283,7 +377,7 @@ proptest! {
                 Happens::Resume => { t.resume(moment); }
                 Happens::Unlock => { t.unlock(moment); }
                 Happens::Restored => {
-                    t = t.merged(&older, moment, &RULES);
+                    t = t.merged(&older, true, moment, &RULES);
                     older = before.clone();
                 }
             }

@@ -127,6 +127,7 @@ impl Keeper {
                         self.metrics.store_error(e.reason().label());
                         break e;
                     }
+                    self.watches.read_on(&sessions, &self.table);
                     // Reservations begin when the others can know of it; who waits for a place looks again when it is
                     // taken.
                     let now = self.membership.blocker();

@@ -5,7 +5,10 @@
 //! moves. The cursor is text holding a bare decimal number of epoch seconds, as programs write it that move it with a
 //! statement of their own.
 
-use crate::pacing::{cursor::ROUNDING, throttle::NO_ROW};
+use crate::pacing::{
+    cursor::ROUNDING,
+    throttle::{LONGEST, NO_ROW},
+};
 
 /// A table name made safe to stand in a statement.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -221,18 +224,25 @@ fn with_settings(expression: String, pooled: bool) -> String {
     )
 }
 
-/// Writes the state of a throttle if its row still holds what was read. Parameters: `$1` key, `$2` what it must hold or
-/// NULL, `$3` the new text (text), `$4` seconds until it may be swept (float8). Answers one row: whether it was written
-/// (int8), and what the row held before (text or NULL).
+/// Writes the state of a throttle if its row still holds what was read, or what nobody can have written. Parameters: `$1` key,
+/// `$2` what it must hold or NULL, `$3` the new text (text), `$4` seconds until it may be swept (float8). Answers one row:
+/// whether it holds the new text (bool), and what it holds (text or NULL).
+///
+/// A row that holds something else is written as it was: only so can a statement tell what is there once it has the lock, and
+/// not what was there when it began. (A trigger may change what is written, or prevent it.)
 pub fn write_throttle(table: &Table) -> String {
+    let ours =
+        format!("(c.value IS NOT DISTINCT FROM $2::text OR octet_length(c.value) > {LONGEST})");
     format!(
         "WITH settings AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true), \
          set_config('lock_timeout', '{LOCK_TIMEOUT_MS}', true)), \
          written AS (INSERT INTO {t} AS c (cache_key, value, expires) \
          SELECT $1::text, $3::text, clock_timestamp() + make_interval(secs => $4::float8) FROM settings \
-         ON CONFLICT (cache_key) DO UPDATE SET value = excluded.value, expires = excluded.expires \
-         WHERE c.value = $2::text RETURNING 1) \
-         SELECT (SELECT count(*) FROM written), (SELECT value FROM {t} WHERE cache_key = $1::text)",
+         ON CONFLICT (cache_key) DO UPDATE SET value = CASE WHEN {ours} THEN excluded.value ELSE c.value END, \
+         expires = CASE WHEN {ours} THEN excluded.expires ELSE c.expires END RETURNING value), \
+         held AS (SELECT value FROM written UNION ALL \
+         SELECT value FROM {t} WHERE cache_key = $1::text AND NOT EXISTS (SELECT FROM written)) \
+         SELECT coalesce((SELECT value = $3::text FROM held), false), (SELECT left(value, {LONGEST} + 1) FROM held)",
         t = table.quoted()
     )
 }
@@ -256,10 +266,12 @@ pub fn push_cursor(table: &Table) -> String {
 
 /// Moves a cursor back that stands at the instant to which [`push_cursor`] moved it, or behind it: slots there are those of
 /// programs that took them during the pause. Parameters: `$1` key (text), `$2` that instant, `$3` how far from now it is put,
-/// for slots that others hold from before (int8 nanoseconds).
+/// for slots that others hold from before, `$4` where it has to stand at least, or NULL (int8 nanoseconds). It is never moved
+/// ahead.
 pub fn free_cursor(table: &Table) -> String {
     format!(
-        "UPDATE {t} SET value = (((date_part('epoch', clock_timestamp()) * 1000000)::int8 * 1000 + $3::int8) * 0.000000001)::text \
+        "UPDATE {t} SET value = (least((value::numeric * 1000000000)::int8, greatest(\
+         (date_part('epoch', clock_timestamp()) * 1000000)::int8 * 1000 + $3::int8, $4::int8)) * 0.000000001)::text \
          WHERE cache_key = $1::text AND CASE WHEN value ~ '{NUMBER}' \
          THEN value::numeric >= ($2::int8 - {PAUSES_APART}) * 0.000000001 ELSE false END",
         t = table.quoted()
@@ -269,7 +281,16 @@ pub fn free_cursor(table: &Table) -> String {
 /// The throttles' rows of all hosts of a destination. Parameter: `$1` what their keys begin with (text).
 pub fn throttles(table: &Table) -> String {
     format!(
-        "SELECT cache_key, value FROM {} WHERE starts_with(cache_key::text, $1::text)",
+        "SELECT cache_key::text, left(value, {LONGEST} + 1) FROM {} \
+         WHERE starts_with(cache_key::text, $1::text) AND value IS NOT NULL",
+        table.quoted()
+    )
+}
+
+/// Rows by their keys. Parameter: `$1` the keys (text[]). Of a text that is too long to be ours only the beginning is read.
+pub fn watched(table: &Table) -> String {
+    format!(
+        "SELECT cache_key::text, left(value, {LONGEST} + 1) FROM {} WHERE cache_key = ANY($1::text[])",
         table.quoted()
     )
 }

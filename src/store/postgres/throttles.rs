@@ -12,11 +12,13 @@ use crate::pacing::{
     time::{Nanos, SECOND, seconds},
 };
 
+/// Statements beside the reservations that may be under way at once.
+pub(super) const SIDE_CALLS: usize = 16;
 /// A state that nobody touches is swept after this long; the replicas that go by it put it back.
 const KEPT: Nanos = 86_400 * SECOND;
 
 impl Postgres {
-    /// Writes a throttle's state: `Err` with what its row holds if that is not what was expected.
+    /// Writes a throttle's state: `Err` with what its row holds if that is not what was to be written.
     ///
     /// # Errors
     /// Nothing is known of what was written.
@@ -41,11 +43,9 @@ impl Postgres {
         let row = rows
             .first()
             .ok_or_else(|| StoreError::new(Reason::Other, "the write returned no row"))?;
-        let written: i64 = row.try_get(0)?;
-        Ok(if written > 0 {
-            Ok(())
-        } else {
-            Err(row.try_get(1)?)
+        Ok(match row.try_get(0)? {
+            true => Ok(()),
+            false => Err(row.try_get(1)?),
         })
     }
 
@@ -54,16 +54,18 @@ impl Postgres {
     /// # Errors
     /// It may stand where it stood.
     pub async fn follow(&self, key: &str, write: &Write, spare: Nanos) -> Result<(), StoreError> {
+        let to = write.moves_cursor.and_then(|stop| stop.written);
         if let Some(from) = write.frees_cursor.and_then(|stop| stop.written) {
             let text = sql::free_cursor(&self.table);
-            let params: [(&(dyn ToSql + Sync), Type); 3] = [
+            let params: [(&(dyn ToSql + Sync), Type); 4] = [
                 (&key, Type::TEXT),
                 (&from, Type::INT8),
                 (&spare, Type::INT8),
+                (&to, Type::INT8),
             ];
             self.run(&text, &params).await?;
         }
-        if let Some(to) = write.moves_cursor.and_then(|stop| stop.written) {
+        if let Some(to) = to {
             let text = sql::push_cursor(&self.table);
             self.run(&text, &[(&key, Type::TEXT), (&to, Type::INT8)])
                 .await?;
@@ -90,6 +92,8 @@ impl Postgres {
         text: &str,
         params: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<Vec<tokio_postgres::Row>, StoreError> {
+        // An order to thousands of hosts must not stand in a heartbeat's way, which goes by the same connection.
+        let _turn = self.side_calls.acquire().await;
         let Some(sessions) = self.sessions.borrow().clone() else {
             return Err(StoreError::new(Reason::Away, "no connection to Postgres"));
         };

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::pacing::{
-    throttle::{CAP, Cause},
+    throttle::{CAP, Cause, Regime},
     time::SECOND,
 };
 
@@ -25,20 +25,35 @@ fn at(now: Nanos) -> Moment {
 struct Row(Option<String>);
 
 impl Row {
+    /// Makes a write on its condition, and says what came of it.
+    fn write(&mut self, write: &Write) -> Result<(), Option<String>> {
+        if self.0.is_none() || write.expected == self.0 {
+            self.0 = Some(write.text.clone());
+            return Ok(());
+        }
+        Err(self.0.clone())
+    }
+
     /// Lets a replica write what it has to, until the row says it or the store gives up.
-    fn settle(&mut self, tracker: &mut Tracker, at: Moment) {
+    fn settle(&mut self, tracker: &mut Tracker, mut at: Moment) {
         for _ in 0..4 {
+            if !tracker.is_settled() {
+                at.now = at.now.max(tracker.writes_at().expect("a write is due"));
+            }
             let Some(write) = tracker.write(at) else {
                 return;
             };
-            if write.expected == self.0 || self.0.is_none() {
-                self.0 = Some(write.text.clone());
-                tracker.wrote(&write, true);
-            } else {
-                tracker.seen(at, self.0.as_deref());
+            match self.write(&write) {
+                Ok(()) => tracker.wrote(at, &write, true),
+                Err(text) => tracker.met(at, text.as_deref()),
             }
         }
         panic!("it never settles");
+    }
+
+    fn says(&self, now: Nanos) -> Throttle {
+        let text = self.0.as_deref().expect("a row");
+        Throttle::parse(text, at(now)).expect("a state")
     }
 }
 
@@ -90,10 +105,15 @@ fn clean_answers_of_two_replicas_count_together_and_are_told_in_portions() {
         for t in [&mut a, &mut b] {
             t.seen(now, row.0.as_deref());
             t.apply(now, Event::Clean { episode: 1 });
-            writes += usize::from(t.write(now).is_some());
-            row.settle(t, now);
+            if let Some(write) = t.write(now) {
+                writes += 1;
+                assert_eq!(row.write(&write), Ok(()));
+                t.wrote(now, &write, true);
+            }
         }
     }
+    row.settle(&mut a, at(2 * SECOND));
+    row.settle(&mut b, at(2 * SECOND));
     a.seen(at(2 * SECOND), row.0.as_deref());
     b.seen(at(2 * SECOND), row.0.as_deref());
     assert_eq!(
@@ -160,8 +180,8 @@ fn a_protest_counts_although_the_row_was_lost_in_calm_times() {
         }
         for n in 0..40 {
             t.apply(at(SECOND + n), Event::Clean { episode: 2 });
+            row.settle(&mut t, at(SECOND + n));
         }
-        row.settle(&mut t, at(2 * SECOND));
         assert_eq!(t.regime(LocalTime(2 * SECOND)), Regime::default());
         lost(&mut row, &old, how);
         t.seen(at(3 * SECOND), row.0.as_deref());
@@ -178,8 +198,9 @@ fn a_cursor_that_could_not_be_moved_is_moved_later() {
     let mut t = Tracker::new(RULES);
     t.apply(at(0), Event::Pause(60 * SECOND));
     let write = t.write(at(0)).expect("a write");
-    t.wrote(&write, false);
-    let again = t.write(at(1)).expect("the same once more");
+    t.wrote(at(1), &write, false);
+    assert_eq!(t.write(at(2)), None, "at once");
+    let again = t.write(at(SECOND)).expect("the same once more");
     assert_eq!(
         (again.expected, again.moves_cursor),
         (Some(write.text), write.moves_cursor)
@@ -278,13 +299,395 @@ fn a_pause_moves_the_cursor_and_its_end_moves_it_back() {
     let write = t.write(at(0)).expect("a write");
     let stop = write.moves_cursor.expect("the cursor is moved");
     assert_eq!(stop.written, Some((1_700_000_000 + 60) * SECOND));
-    t.wrote(&write, true);
+    t.wrote(at(1), &write, true);
     t.apply(at(SECOND), Event::Resume);
     let write = t.write(at(SECOND)).expect("a write");
     assert_eq!((write.moves_cursor, write.frees_cursor), (None, Some(stop)));
 }
 
+/// Replicas that hear `answers` clean answers in turn, at multiplier 2, and whose writes and replies take a while, or are lost so
+/// often in a thousand. Returns what the row says once all is told, and how many writes met another row.
+fn tell(replicas: usize, answers: u32, lost: u64, seed: u64) -> (Throttle, u32) {
+    let mut state = seed | 1;
+    let mut random = move |n: u64| {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % n
+    };
+    let rules = Rules {
+        recovery_after: 100,
+        ..RULES
+    };
+    let mut row = Row::default();
+    let mut all: Vec<_> = (0..replicas).map(|_| Tracker::new(rules)).collect();
+    all[0].apply(at(0), throttled(0));
+    row.settle(&mut all[0], at(0));
+    for t in &mut all {
+        t.seen(at(0), row.0.as_deref());
+    }
+    // A write under way: when it arrives, what came of it, and when that is known.
+    let mut calls: Vec<Option<(Nanos, Write, Option<Result<(), Option<String>>>)>> =
+        vec![None; replicas];
+    let (mut heard, mut conflicts) = (0, 0);
+    for ms in 1..(answers as Nanos * 10 + 3_000) {
+        let now = ms * MILLISECOND;
+        if ms % 10 == 0 && heard < answers {
+            heard += 1;
+            let who = random(replicas as u64) as usize;
+            all[who].apply(at(now), Event::Clean { episode: 1 });
+        }
+        for (t, call) in all.iter_mut().zip(&mut calls) {
+            match call.take() {
+                Some((due, write, None)) if due <= now => {
+                    let outcome = row.write(&write);
+                    let back = now + random(30) as Nanos * MILLISECOND;
+                    if random(1_000) < lost {
+                        t.unanswered(false);
+                    } else {
+                        *call = Some((back, write, Some(outcome)));
+                    }
+                }
+                Some((due, write, Some(outcome))) if due <= now => match outcome {
+                    Ok(()) => t.wrote(at(now), &write, true),
+                    Err(text) => {
+                        conflicts += 1;
+                        t.met(at(now), text.as_deref());
+                    }
+                },
+                Some(waits) => *call = Some(waits),
+                None => {
+                    // Reservations bring the row now and then.
+                    if random(50) == 0 {
+                        t.seen(at(now), row.0.as_deref());
+                    }
+                    let arrives = now + random(30) as Nanos * MILLISECOND;
+                    *call = t.write(at(now)).map(|write| (arrives, write, None));
+                }
+            }
+        }
+    }
+    (row.says(9 * SECOND), conflicts)
+}
+
+#[test]
+fn a_recovery_takes_as_many_clean_answers_by_many_replicas_as_by_one() {
+    for replicas in [1, 3, 8] {
+        let mut met = 0;
+        for seed in 1..20 {
+            let (one_less, _) = tell(replicas, 99, 0, seed);
+            assert_eq!(
+                (one_less.multiplier(), one_less.clean),
+                (2, 99),
+                "{replicas} replicas"
+            );
+            let (row, conflicts) = tell(replicas, 100, 0, seed);
+            assert_eq!(
+                row.multiplier(),
+                1,
+                "{replicas} replicas, {} of 100 counted",
+                row.clean
+            );
+            met += conflicts;
+        }
+        assert!(
+            replicas == 1 || met > 50,
+            "only {met} writes met another row"
+        );
+    }
+}
+
+#[test]
+fn no_answer_counts_twice_however_many_replies_are_lost() {
+    for seed in 1..40 {
+        let (row, _) = tell(3, 99, 300, seed);
+        assert_eq!(row.multiplier(), 2);
+    }
+}
+
+#[test]
+fn a_count_that_meets_a_change_of_pace_is_not_added_to_another_pace() {
+    let (mut a, mut b, mut row) = (Tracker::new(RULES), Tracker::new(RULES), Row::default());
+    a.apply(at(0), throttled(0));
+    row.settle(&mut a, at(0));
+    b.seen(at(0), row.0.as_deref());
+    (0..19).for_each(|_| {
+        b.apply(at(SECOND), Event::Clean { episode: 1 });
+    });
+    let write = b.write(at(SECOND)).expect("a count");
+    a.apply(at(SECOND), throttled(1));
+    row.settle(&mut a, at(SECOND));
+    let met = row.write(&write).expect_err("another row");
+    b.met(at(SECOND), met.as_deref());
+    row.settle(&mut b, at(2 * SECOND));
+    assert_eq!(
+        (
+            row.says(2 * SECOND).multiplier(),
+            row.says(2 * SECOND).clean
+        ),
+        (4, 0)
+    );
+}
+
+#[test]
+fn a_stop_told_late_does_not_undo_a_recovery() {
+    let (mut a, mut b, mut row) = (Tracker::new(RULES), Tracker::new(RULES), Row::default());
+    a.apply(at(0), throttled(0));
+    row.settle(&mut a, at(0));
+    b.seen(at(0), row.0.as_deref());
+    (0..20).for_each(|_| {
+        a.apply(at(SECOND), Event::Clean { episode: 1 });
+    });
+    row.settle(&mut a, at(SECOND));
+    assert_eq!(row.says(SECOND).multiplier(), 1);
+    // It does not know of that yet.
+    b.apply(
+        at(SECOND),
+        Event::Forbidden {
+            url: 1,
+            status: 403,
+        },
+    );
+    row.settle(&mut b, at(SECOND));
+    assert_eq!(
+        (
+            row.says(SECOND).multiplier(),
+            row.says(SECOND).evidence.len()
+        ),
+        (1, 1)
+    );
+}
+
+#[test]
+fn a_second_shorter_pause_is_in_force_everywhere_and_moves_the_cursor_back() {
+    for informed in [true, false] {
+        let (mut a, mut b, mut row) = (Tracker::new(RULES), Tracker::new(RULES), Row::default());
+        a.apply(at(0), Event::Pause(50 * SECOND));
+        let long = a
+            .write(at(0))
+            .expect("a write")
+            .moves_cursor
+            .expect("a stop");
+        row.settle(&mut a, at(SECOND));
+        if informed {
+            b.seen(at(SECOND), row.0.as_deref());
+        }
+        b.apply(at(2 * SECOND), Event::Pause(4 * SECOND));
+        let mut write = b.write(at(2 * SECOND)).expect("a write");
+        if let Err(text) = row.write(&write) {
+            b.met(at(2 * SECOND), text.as_deref());
+            write = b.write(at(2 * SECOND)).expect("a write");
+            assert_eq!(row.write(&write), Ok(()));
+        }
+        assert_eq!(write.frees_cursor.and_then(|s| s.written), long.written);
+        assert_eq!(
+            write.moves_cursor.map(|s| s.until),
+            Some(LocalTime(6 * SECOND))
+        );
+        b.wrote(at(2 * SECOND), &write, true);
+        a.seen(at(3 * SECOND), row.0.as_deref());
+        for t in [&a, &b] {
+            assert_eq!(
+                t.halt(LocalTime(3 * SECOND)).map(|h| h.until),
+                Some(LocalTime(6 * SECOND))
+            );
+            assert!(t.is_settled());
+        }
+    }
+}
+
+#[test]
+fn a_pause_during_a_hold_leaves_the_hold_as_it_is() {
+    let (mut t, mut row) = (Tracker::new(RULES), Row::default());
+    t.apply(
+        at(0),
+        Event::Throttled {
+            episode: 0,
+            retry_after: Some(50 * SECOND),
+        },
+    );
+    row.settle(&mut t, at(0));
+    t.apply(at(SECOND), Event::Pause(4 * SECOND));
+    let write = t.write(at(SECOND)).expect("a write");
+    assert_eq!(
+        write.moves_cursor.map(|s| s.until),
+        Some(LocalTime(50 * SECOND))
+    );
+    row.settle(&mut t, at(SECOND));
+    let halt = |now: Nanos| {
+        t.halt(LocalTime(now))
+            .map(|h| (h.cause, h.until.0 / SECOND))
+    };
+    assert_eq!(halt(2 * SECOND), Some((Cause::Pause, 5)));
+    assert_eq!(halt(6 * SECOND), Some((Cause::Hold, 50)));
+}
+
+#[test]
+fn a_resume_counts_although_another_replica_has_written_meanwhile() {
+    let (mut a, mut b, mut row) = (Tracker::new(RULES), Tracker::new(RULES), Row::default());
+    for episode in 0..4 {
+        a.apply(
+            at(0),
+            Event::Throttled {
+                episode,
+                retry_after: Some(9 * SECOND),
+            },
+        );
+    }
+    row.settle(&mut a, at(0));
+    b.seen(at(0), row.0.as_deref());
+    assert!(a.apply(at(SECOND), Event::Resume));
+    let write = a.write(at(SECOND)).expect("a write");
+    b.apply(at(SECOND), Event::Clean { episode: 4 });
+    row.settle(&mut b, at(SECOND));
+    let met = row.write(&write).expect_err("another row");
+    a.met(at(SECOND), met.as_deref());
+    row.settle(&mut a, at(SECOND));
+    b.seen(at(SECOND), row.0.as_deref());
+    for t in [&a, &b] {
+        assert_eq!(t.regime(LocalTime(SECOND)), Regime::default());
+    }
+}
+
+#[test]
+fn an_order_given_before_the_store_was_ever_reached_is_the_later_one() {
+    let (mut a, mut b, mut row) = (Tracker::new(RULES), Tracker::new(RULES), Row::default());
+    a.apply(at(0), Event::Pause(500 * SECOND));
+    row.settle(&mut a, at(0));
+    let unknown = Moment {
+        offset: None,
+        ..at(2 * SECOND)
+    };
+    b.apply(unknown, Event::Pause(40 * SECOND));
+    assert_eq!(
+        b.halt(unknown.now).map(|h| h.until),
+        Some(LocalTime(42 * SECOND))
+    );
+    b.seen(at(3 * SECOND), row.0.as_deref());
+    let write = b.write(at(3 * SECOND)).expect("a write");
+    let there = (1_700_000_000 + 42) * SECOND;
+    assert_eq!(write.moves_cursor.and_then(|s| s.written), Some(there));
+    row.settle(&mut b, at(4 * SECOND));
+    a.seen(at(4 * SECOND), row.0.as_deref());
+    assert_eq!(
+        a.halt(LocalTime(4 * SECOND)).map(|h| h.until),
+        Some(LocalTime(42 * SECOND))
+    );
+}
+
+#[test]
+fn the_cursor_follows_although_the_reply_to_the_write_was_lost() {
+    let (mut t, mut row) = (Tracker::new(RULES), Row::default());
+    t.apply(at(0), Event::Pause(60 * SECOND));
+    let write = t.write(at(0)).expect("a write");
+    assert_eq!(row.write(&write), Ok(()));
+    t.unanswered(false);
+    t.seen(at(SECOND), row.0.as_deref());
+    let again = t.write(at(SECOND)).expect("the cursor was not moved");
+    assert_eq!(
+        (again.text, again.moves_cursor.and_then(|s| s.written)),
+        (write.text, write.moves_cursor.and_then(|s| s.written))
+    );
+}
+
+#[test]
+fn whatever_the_row_does_it_is_not_written_all_the_time() {
+    type Harm = fn(&str, i64) -> Option<String>;
+    let harms: [Harm; 4] = [
+        |_, _| None,
+        |_, _| Some("garbage".to_owned()),
+        |_, n| Some(format!("{n} garbage")),
+        |text, _| Some(text.replace("\"clean\":", "\"clean\":7")),
+    ];
+    for (kind, harm) in harms.into_iter().enumerate() {
+        // Written as it should be and changed then, or never written at all.
+        for made in [true, false] {
+            let mut t = Tracker::new(RULES);
+            t.apply(at(0), throttled(0));
+            let mut writes = 0;
+            for n in 0..10_000 {
+                let now = at(n * MILLISECOND);
+                t.apply(
+                    now,
+                    Event::Clean {
+                        episode: t.episode(),
+                    },
+                );
+                if let Some(write) = t.write(now) {
+                    writes += 1;
+                    let held = harm(&write.text, n);
+                    if made {
+                        t.wrote(now, &write, true);
+                        t.seen(now, held.as_deref());
+                    } else {
+                        t.met(now, held.as_deref());
+                    }
+                }
+            }
+            assert!(
+                writes <= 120,
+                "kind {kind}, made {made}: {writes} writes in ten seconds"
+            );
+        }
+    }
+}
+
+/// An order, or what passes between orders.
+#[derive(Clone, Debug)]
+enum Order {
+    Pause(Nanos),
+    Resume,
+    Talk,
+}
+
+fn order() -> impl Strategy<Value = Order> {
+    prop_oneof![
+        (100..900i64).prop_map(|s| Order::Pause(s * SECOND)),
+        Just(Order::Resume),
+        Just(Order::Talk),
+    ]
+}
+
 proptest! {
+    /// Whoever is told what, and whoever knows of it: in the end the last order is in force everywhere.
+    #[test]
+    fn the_last_of_an_operators_orders_is_in_force_everywhere(
+        history in prop::collection::vec((0usize..3, order(), MILLISECOND..2 * SECOND), 1..40),
+    ) {
+        let mut all: Vec<Tracker> = (0..3).map(|_| Tracker::new(RULES)).collect();
+        let (mut row, mut now, mut last) = (Row::default(), 0, None);
+        let talk = |all: &mut [Tracker], row: &mut Row, now: Nanos| {
+            for t in all {
+                t.seen(at(now), row.0.as_deref());
+                row.settle(t, at(now));
+            }
+        };
+        for (who, what, pause) in history {
+            now += pause;
+            match what {
+                Order::Pause(span) => {
+                    all[who].apply(at(now), Event::Pause(span));
+                    last = Some(LocalTime(now + span));
+                }
+                // An order ends when the others can know of it.
+                Order::Resume => {
+                    (0..2).for_each(|_| talk(&mut all, &mut row, now));
+                    now += MILLISECOND;
+                    all[who].apply(at(now), Event::Resume);
+                    last = None;
+                }
+                Order::Talk => {
+                    all[who].seen(at(now), row.0.as_deref());
+                    row.settle(&mut all[who], at(now));
+                }
+            }
+        }
+        (0..3).for_each(|_| talk(&mut all, &mut row, now));
+        for t in &all {
+            prop_assert_eq!(t.halt(LocalTime(now)).map(|h| h.until), last.filter(|l| l.0 > now));
+        }
+    }
+
     /// Replicas that see the row now and then, lose it, or are cut off, and whose answers come in any order: once they
     /// have talked, all go by the same, and the row holds it.
     #[test]
