@@ -170,9 +170,10 @@ mod tests {
                 client,
                 urgency: 3,
                 deadline: now.plus(60 * SECOND),
+                target: 1,
             };
             let id = pacer.arrive(now, arrival).expect("room");
-            pacer.ready(id);
+            pacer.ready(now, id, true);
         }
         pacer
     }
