@@ -455,7 +455,7 @@ pub fn throttle(bytes: &[u8]) {
     ] {
         tracker.apply(at, event);
         if let Some(write) = tracker.write(at) {
-            tracker.wrote(&write, true);
+            tracker.wrote(at, &write, true);
         }
         let regime = tracker.regime(at.now);
         assert!((1..=CAP).contains(&regime.multiplier), "{regime:?}");

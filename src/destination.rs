@@ -271,7 +271,10 @@ impl Destination {
             departure.is_alone(),
         );
         if let Store::Postgres(store) = &self.ground.store {
-            let second = departure.slot().0.div_euclid(SECOND);
+            // When it was really sent, and not the slot that it was given: the figures are to show what the origin saw.
+            let at = departure.at();
+            let sent = store.with_clock(|clock| clock.to_store(at, at));
+            let second = sent.unwrap_or(departure.slot()).0.div_euclid(SECOND);
             store.membership().dispatched(self.figures.name(), second);
         }
     }

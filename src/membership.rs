@@ -239,7 +239,7 @@ impl Membership {
         }
     }
 
-    /// A request to `destination` went out in a slot of the store's second `second`.
+    /// A request to `destination` went out in the store's second `second`.
     pub fn dispatched(&self, destination: &str, second: i64) {
         let mut state = self.lock();
         let sent = match state.sent.get_mut(destination) {

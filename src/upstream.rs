@@ -11,8 +11,9 @@ pub mod read_ahead;
 pub mod stream;
 
 use std::{
+    hash::{BuildHasher as _, RandomState},
     net::{IpAddr, SocketAddr},
-    sync::{Arc, PoisonError, RwLock},
+    sync::{Arc, OnceLock, PoisonError, RwLock},
     time::Duration,
 };
 
@@ -61,6 +62,14 @@ pub struct Target {
     pub scheme: Scheme,
     /// Host and port.
     pub authority: Authority,
+}
+
+impl Target {
+    /// The same number for the same target, in this process alone: nobody can choose two that collide.
+    pub fn key(&self) -> u64 {
+        static KEYS: OnceLock<RandomState> = OnceLock::new();
+        KEYS.get_or_init(RandomState::new).hash_one(self)
+    }
 }
 
 /// Makes connections and keeps those that are idle.

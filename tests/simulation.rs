@@ -20,7 +20,7 @@ mod simulation {
 
 use paceline::pacing::{
     throttle::Regime,
-    time::{LocalTime, SECOND},
+    time::{LocalTime, MILLISECOND, SECOND},
 };
 use simulation::{
     outages::{Flaw, Outages, plan::OutagePlan},
@@ -137,6 +137,67 @@ fn a_full_queue_uses_all_of_the_ceiling() {
     });
 }
 
+fn assert_full_use(draw: fn(u64, &mut Random) -> Plan, share: u64) {
+    play_many(draw, share, |plan, world| {
+        let used = utilisation(plan, world);
+        assert!(
+            used >= 0.99,
+            "seed {}: {used} of the ceiling; {plan:#?}",
+            plan.seed
+        );
+        [0; 4]
+    });
+}
+
+#[test]
+fn sixteen_replicas_use_all_of_the_ceiling() {
+    assert_full_use(Plan::many, 100);
+}
+
+#[test]
+fn clocks_that_are_slewed_are_no_steps_and_cost_nothing() {
+    play_many(Plan::slewed, 100, |plan, world| {
+        for replica in &world.replicas {
+            assert_eq!(replica.bounds.steps(), 0, "seed {}; {plan:#?}", plan.seed);
+        }
+        let used = utilisation(plan, world);
+        assert!(used >= 0.99, "seed {}: {used}; {plan:#?}", plan.seed);
+        [0; 4]
+    });
+}
+
+#[test]
+fn handshakes_that_take_long_cost_nothing() {
+    assert_full_use(Plan::closing, 100);
+}
+
+#[test]
+fn hosts_that_never_answer_cost_the_others_nothing() {
+    assert_full_use(Plan::with_hung_hosts, 100);
+}
+
+/// Where both ways to the store take alike, the origin sees one even pace, wherever the replicas are.
+#[test]
+fn near_and_far_replicas_keep_one_pace() {
+    play_many(Plan::near_and_far, 100, |plan, world| {
+        let used = utilisation(plan, world);
+        assert!(used >= 0.99, "seed {}: {used}; {plan:#?}", plan.seed);
+        let departures = world.departures();
+        let most = departures.iter().enumerate().map(|(i, t)| {
+            departures[i..].partition_point(|u| u - t <= SECOND)
+        });
+        // Both ends of the second, and requests that wake a little late.
+        let allowed = (SECOND + MILLISECOND) / plan.interval + 1;
+        let most = most.max().unwrap_or(0) as i64;
+        assert!(
+            most <= allowed,
+            "seed {}: {most} in a second of {allowed}; {plan:#?}",
+            plan.seed
+        );
+        [0; 4]
+    });
+}
+
 #[test]
 fn clients_that_give_up_cost_those_that_stay_nothing() {
     let [left, ..] = play_many(Plan::with_leavers, 80, |plan, world| {
@@ -236,6 +297,10 @@ fn found(planted: Planted, tune: fn(&mut Plan)) -> String {
 #[test]
 fn planted_faults_are_found() {
     let as_drawn: fn(&mut Plan) = |_| {};
+    let far: fn(&mut Plan) = |plan| {
+        (plan.one_way, plan.jitter) = (150 * MILLISECOND..=150 * MILLISECOND, 0);
+        plan.faults.clear();
+    };
     let stormy: fn(&mut Plan) = |plan| {
         plan.storms = vec![(0..plan.span, 300)];
         (plan.asks_to_wait, plan.wait) = (300, 2 * SECOND..=3 * SECOND);
@@ -252,7 +317,8 @@ fn planted_faults_are_found() {
             |plan| plan.late_wakes = 100,
             "stale: ",
         ),
-        (Planted::MidpointOfCall, as_drawn, "early: "),
+        (Planted::ReadAtReceipt, far, "late: "),
+        (Planted::ReadAtSending, far, "early: "),
         (
             Planted::LeaversKeepSlots,
             |plan| plan.leavers = 600,

@@ -2,25 +2,52 @@
 //!
 //! A call that left at `sent` and was answered by `received` (local clock) with the store's `now` shows that
 //! `store - local` lies between `now - received` and `now - sent`. The bounds kept are the intersection of what the
-//! calls showed, widened as time passes for what two clocks may drift apart. A slot is mapped with the bound that is
-//! never early. Calls whose bounds do not meet mean that the store's clock stepped. (The same idea as Marzullo's
-//! intersection in NTP, RFC 5905 section 11.2.1, with one source.) No clock is read here.
+//! calls showed; as time passes they move with the drift that was seen (`drift`) and widen by what it may yet become.
+//! So they stand at the best ways there and back of the recent calls.
+//!
+//! An instant is mapped with their middle, the estimate that NTP makes (RFC 5905 section 8): exact where the best ways
+//! there and back take alike, and else wrong by half of their difference at most. Every replica maps the same way, so
+//! that what they send together keeps the store's pace, near and far. Calls whose bounds do not meet mean that the
+//! store's clock stepped. (The same idea as Marzullo's intersection, RFC 5905 section 11.2.1, with one source.) No clock
+//! is read here.
 
+mod drift;
+
+use std::collections::VecDeque;
+
+use self::drift::Drift;
 use crate::pacing::time::{LocalTime, Nanos, SECOND, StoreTime};
 
-/// How fast two honest clocks may drift apart: 200 parts per million, twice what NTP allows for a bad crystal.
-const DRIFT_PER_MILLION: Nanos = 200;
+/// How fast two clocks may drift apart, in parts per billion, before it counts as a step: each may be slewed by 500 parts
+/// per million (adjtimex(2), NTP's limit), and has a crystal of its own.
+const LIMIT: Nanos = 1_500_000;
 
 /// A call that took longer tells nothing of the link: it would have been given up, had this machine not slept meanwhile.
 const LONGEST_CALL: Nanos = SECOND;
+
+/// Steps that are remembered.
+const STEPS_KEPT: usize = 8;
 
 /// Bounds of the offset `store - local`, and how late replies usually are.
 #[derive(Clone, Debug, Default)]
 pub struct ClockBounds {
     bounds: Option<Bounds>,
+    drift: Drift,
     round_trip: Smoothed,
-    excess: Smoothed,
+    behind: Smoothed,
     steps: u64,
+    /// The latest steps, oldest first, and where the bounds stood before the last of them.
+    stepped: VecDeque<Step>,
+    before: Option<Bounds>,
+}
+
+/// The store's clock was set.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Step {
+    /// When that was seen here.
+    pub at: LocalTime,
+    /// How far forward it was set; back, if negative.
+    pub by: Nanos,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -42,63 +69,101 @@ pub enum Observed {
 impl ClockBounds {
     /// Takes in one call. `received` must not lie before `sent`.
     pub fn observe(&mut self, sent: LocalTime, received: LocalTime, now: StoreTime) -> Observed {
+        let took = received.since(sent).max(0);
         let new = Bounds {
             low: now.0.saturating_sub(received.0),
-            high: now.0.saturating_sub(sent.0),
+            // Between the reading and the receipt the clocks drifted, too.
+            high: now
+                .0
+                .saturating_sub(sent.0)
+                .saturating_add(part(took, LIMIT)),
             at: received,
         };
-        let took = received.since(sent).max(0);
         let tells_of_the_link = took <= LONGEST_CALL;
         if tells_of_the_link {
             self.round_trip.add(took);
         }
-        let Some(old) = self.bounds.map(|b| b.widened(received)) else {
-            self.bounds = Some(new);
-            return Observed::Steady;
+        let old = self.bounds.map(|b| b.moved(received, &self.drift));
+        let outcome = match old {
+            Some(old) if !old.meets(&new) => {
+                if self.is_of_before(sent, &new) {
+                    return Observed::Steady;
+                }
+                self.step(received, &old, &new);
+                Observed::Stepped
+            }
+            _ => Observed::Steady,
         };
-        if new.low > old.high || new.high < old.low {
-            self.bounds = Some(new);
-            self.excess = Smoothed::default();
-            self.steps += 1;
-            return Observed::Stepped;
-        }
-        // How much later than the best reply so far this one came: what a slot must lie ahead not to be stale.
+        let kept = match (old, outcome) {
+            (Some(old), Observed::Steady) => Bounds {
+                low: old.low.max(new.low),
+                high: old.high.min(new.high),
+                at: old.at.max(received),
+            },
+            _ => new,
+        };
+        self.bounds = Some(kept);
+        self.drift.observe(received, new.low, new.high);
+        // How long after the instant to which its reading is mapped this reply came: what a slot must lie ahead not to be
+        // stale.
         if tells_of_the_link {
-            self.excess.add(old.low.saturating_sub(new.low).max(0));
+            self.behind
+                .add(kept.middle().saturating_sub(new.low).max(0));
         }
-        self.bounds = Some(Bounds {
-            low: old.low.max(new.low),
-            high: old.high.min(new.high),
-            at: received,
-        });
-        Observed::Steady
+        outcome
     }
 
-    /// The local instant at which the store's clock has surely reached `t`; `None` before the first observation.
+    /// Whether a call that does not fit was under way when the last step was seen, and fits the time before it.
+    fn is_of_before(&self, sent: LocalTime, new: &Bounds) -> bool {
+        let under_way = self.stepped.back().is_some_and(|s| sent <= s.at);
+        let before = self.before.map(|b| b.moved(new.at, &self.drift));
+        under_way && before.is_some_and(|b| b.meets(new))
+    }
+
+    fn step(&mut self, at: LocalTime, old: &Bounds, new: &Bounds) {
+        self.before = Some(*old);
+        self.drift.start_over();
+        self.steps += 1;
+        if self.stepped.len() == STEPS_KEPT {
+            self.stepped.pop_front();
+        }
+        let by = new.middle().saturating_sub(old.middle());
+        self.stepped.push_back(Step { at, by });
+    }
+
+    /// The local instant at which the store's clock shows `t`, as well as can be told; `None` before the first
+    /// observation.
     pub fn to_local(&self, t: StoreTime, now: LocalTime) -> Option<LocalTime> {
-        let low = self.bounds?.widened(now).low;
-        let at = LocalTime(t.0.saturating_sub(low));
-        // The clocks go on drifting apart until then: 29 us over a wait of an interval of 143 ms, 12 ms over a minute.
-        Some(at.plus(drift(at.since(now))))
+        let at = LocalTime(t.0.saturating_sub(self.offset(now)?));
+        // The clocks go on drifting apart until then: half a second a day for every 6 parts per million.
+        Some(at.plus(-self.drift.over(at.since(now))))
     }
 
-    /// The store's clock at the local instant `t` at the earliest; `None` before the first observation.
+    /// The store's clock at the local instant `t`, as well as can be told; `None` before the first observation.
     pub fn to_store(&self, t: LocalTime, now: LocalTime) -> Option<StoreTime> {
-        let low = self.bounds?.widened(now).low;
-        Some(StoreTime(t.0.saturating_add(low)))
+        let there = StoreTime(t.0.saturating_add(self.offset(now)?));
+        Some(there.plus(self.drift.over(t.since(now))))
     }
 
-    /// How far ahead of the store's now a slot must start for its reply to arrive in time: the lateness of replies
-    /// beyond the best, smoothed, plus four times its variation (RFC 6298 section 2).
+    /// The store's clock now, at the earliest, whatever the ways there and back; `None` before the first observation.
+    pub fn at_least(&self, now: LocalTime) -> Option<StoreTime> {
+        let low = self.bounds?.moved(now, &self.drift).low;
+        Some(StoreTime(now.0.saturating_add(low)))
+    }
+
+    fn offset(&self, now: LocalTime) -> Option<Nanos> {
+        Some(self.bounds?.moved(now, &self.drift).middle())
+    }
+
+    /// How far ahead of the store's now a slot must start for its reply to arrive in time: how long after its reading's
+    /// instant a reply comes (half a round trip where both ways take alike), smoothed, plus four times its variation
+    /// (RFC 6298 section 2).
     ///
     /// At most two round trips: a replica holds slots for that long ahead anyway, so that such a lead moves the cursor
     /// past nothing. A longer one, after a single slow reply, would leave gaps in everybody's pace until it is forgotten.
     pub fn lead(&self) -> Nanos {
-        let usual = self
-            .excess
-            .mean
-            .saturating_add(self.excess.variation.saturating_mul(4));
-        usual.min(self.round_trip.mean.saturating_mul(2))
+        let longest = self.round_trip.mean.saturating_mul(2);
+        self.behind.usual().min(longest)
     }
 
     /// The smoothed round trip of a call; zero before the first.
@@ -110,38 +175,76 @@ impl ClockBounds {
     pub fn steps(&self) -> u64 {
         self.steps
     }
+
+    /// The last step that was seen.
+    pub fn last_step(&self) -> Option<Step> {
+        self.stepped.back().copied()
+    }
+
+    /// How far ahead of the store's clock `now` the instant lies at which it stood when it was set back, if that was after
+    /// `since`: so much further ahead than it honestly can be, what was written before lies now. Zero where no step set it
+    /// back, or that has passed.
+    pub fn set_back_since(&self, since: LocalTime, now: LocalTime) -> Nanos {
+        let late = self.stepped.iter().rev().take_while(|s| s.at >= since);
+        // Whatever was written before any of them was moved by all that came after.
+        late.scan(0, |sum: &mut Nanos, step| {
+            *sum = sum.saturating_sub(step.by);
+            Some(sum.saturating_sub(now.since(step.at)))
+        })
+        .fold(0, Nanos::max)
+    }
 }
 
 impl Bounds {
-    fn widened(self, now: LocalTime) -> Self {
-        let by = drift(now.since(self.at));
-        Bounds {
-            low: self.low.saturating_sub(by),
-            high: self.high.saturating_add(by),
-            at: now.max(self.at),
+    /// As they stand at `now`: moved with the drift that was seen, and wider by what it may have become.
+    fn moved(self, now: LocalTime, drift: &Drift) -> Self {
+        let span = now.since(self.at).max(0);
+        if span == 0 {
+            return self;
         }
+        let by = drift.over(span);
+        // Symmetric about what was seen, so that the middle stays where it is, and not narrower than the limit.
+        let wider = part(span, LIMIT.saturating_add(drift.per_billion().abs())).saturating_add(1);
+        Bounds {
+            low: self.low.saturating_add(by).saturating_sub(wider),
+            high: self.high.saturating_add(by).saturating_add(wider),
+            at: now,
+        }
+    }
+
+    fn meets(&self, other: &Bounds) -> bool {
+        self.low <= other.high && other.low <= self.high
+    }
+
+    fn middle(&self) -> Nanos {
+        self.low
+            .saturating_add(self.high.saturating_sub(self.low) / 2)
     }
 }
 
-/// How far two honest clocks may drift apart over a span, rounded up; nothing for a negative one.
-fn drift(span: Nanos) -> Nanos {
-    let one_in = 1_000_000 / DRIFT_PER_MILLION;
-    match span.max(0) {
-        0 => 0,
-        span => span / one_in + 1,
-    }
+/// So many billionths of a span.
+fn part(span: Nanos, per_billion: Nanos) -> Nanos {
+    let part = i128::from(span) * i128::from(per_billion) / i128::from(SECOND);
+    Nanos::try_from(part).unwrap_or(if part < 0 { Nanos::MIN } else { Nanos::MAX })
 }
 
 /// A mean and its variation, smoothed as RFC 6298 smooths round trips (1/8 and 1/4).
 #[derive(Clone, Copy, Debug, Default)]
-struct Smoothed {
+pub(crate) struct Smoothed {
     mean: Nanos,
     variation: Nanos,
     seen: bool,
 }
 
 impl Smoothed {
-    fn add(&mut self, sample: Nanos) {
+    /// What a sample seldom exceeds: the mean and four times its variation.
+    pub(crate) fn usual(&self) -> Nanos {
+        let spread = self.variation.saturating_mul(4);
+        self.mean.saturating_add(spread)
+    }
+
+    /// Takes in a sample.
+    pub(crate) fn add(&mut self, sample: Nanos) {
         if self.seen {
             let off = (self.mean - sample).abs();
             self.variation += (off - self.variation) / 4;
@@ -157,105 +260,4 @@ impl Smoothed {
 }
 
 #[cfg(test)]
-mod tests {
-    use proptest::prelude::*;
-
-    use super::*;
-    use crate::pacing::time::MILLISECOND;
-
-    #[test]
-    fn the_first_call_bounds_the_offset_by_its_round_trip() {
-        let mut c = ClockBounds::default();
-        c.observe(LocalTime(1_000), LocalTime(3_000), StoreTime(1_000_000));
-        // The store may have read its clock just before the reply arrived: a slot is mapped as if it had.
-        assert_eq!(
-            c.to_local(StoreTime(1_000_500), LocalTime(3_000)),
-            // 1 ns for what the clocks drift apart until then.
-            Some(LocalTime(3_501))
-        );
-    }
-
-    #[test]
-    fn a_step_of_the_stores_clock_starts_over() {
-        let mut c = ClockBounds::default();
-        let at = |s: i64| LocalTime(s * SECOND);
-        assert_eq!(
-            c.observe(at(1), at(1).plus(MILLISECOND), StoreTime(100 * SECOND)),
-            Observed::Steady
-        );
-        assert_eq!(
-            c.observe(at(2), at(2).plus(MILLISECOND), StoreTime(3_701 * SECOND)),
-            Observed::Stepped
-        );
-        assert_eq!(c.steps(), 1);
-        let back = c
-            .to_local(StoreTime(3_701 * SECOND), at(2))
-            .expect("observed");
-        assert!((back.since(at(2))).abs() <= 2 * MILLISECOND);
-    }
-
-    /// Bounds after fifty calls of 1 ms and one of `last`.
-    fn after_one_slow_call(last: Nanos) -> ClockBounds {
-        let mut c = ClockBounds::default();
-        for i in 0..=50 {
-            let sent = LocalTime(i * SECOND);
-            let took = if i == 50 { last } else { MILLISECOND };
-            c.observe(sent, sent.plus(took), StoreTime(i * SECOND + 500_000));
-        }
-        c
-    }
-
-    #[test]
-    fn a_call_that_slept_through_a_suspension_says_nothing_of_the_link() {
-        let c = after_one_slow_call(5 * SECOND);
-        assert!(c.lead() <= MILLISECOND, "{}", c.lead());
-        assert_eq!(c.round_trip(), MILLISECOND);
-    }
-
-    #[test]
-    fn one_slow_reply_moves_the_lead_no_further_than_slots_are_held_ahead() {
-        let c = after_one_slow_call(900 * MILLISECOND);
-        assert!(
-            c.lead() <= 2 * c.round_trip() && c.lead() < 250 * MILLISECOND,
-            "{}",
-            c.lead()
-        );
-    }
-
-    proptest! {
-        /// With any delays and any drift within the limit, no slot is ever mapped to an instant before it.
-        #[test]
-        fn a_slot_is_never_mapped_early(
-            offset in -10 * SECOND..10 * SECOND,
-            drift in -180i64..=180,
-            calls in prop::collection::vec((0i64..2 * SECOND, 0i64..50 * MILLISECOND, 0i64..50 * MILLISECOND), 1..40),
-            ahead in 0i64..5 * SECOND,
-        ) {
-            let drifted = |t: i64| (i128::from(t) * i128::from(drift)).div_euclid(1_000_000) as i64;
-            let store = |t: LocalTime| StoreTime(100 * SECOND + t.0 + drifted(t.0) + offset);
-            let mut c = ClockBounds::default();
-            let mut t = LocalTime(SECOND);
-            for (pause, out, back) in calls {
-                t = t.plus(pause);
-                let (sent, read, received) = (t, t.plus(out), t.plus(out + back));
-                t = received;
-                prop_assert_eq!(c.observe(sent, received, store(read)), Observed::Steady);
-                let slot = store(t).plus(ahead);
-                let local = c.to_local(slot, t).expect("observed");
-                prop_assert!(store(local) >= slot, "{} early", -store(local).since(slot));
-                prop_assert!(c.to_store(t, t).expect("observed") <= store(t));
-            }
-        }
-
-        #[test]
-        fn replies_of_equal_delay_need_almost_no_lead(rtt in 1i64..400 * MILLISECOND) {
-            let mut c = ClockBounds::default();
-            for i in 0..200 {
-                let sent = LocalTime(i * SECOND / 10);
-                c.observe(sent, sent.plus(rtt), StoreTime(i * SECOND / 10 + rtt / 2));
-            }
-            prop_assert!(c.lead() < MILLISECOND);
-            prop_assert!((c.round_trip() - rtt).abs() <= rtt / 8 + 8);
-        }
-    }
-}
+mod tests;

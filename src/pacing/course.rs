@@ -68,7 +68,9 @@ impl Course {
             Terms::Shared { silent, of } => {
                 ask.interval = share::stretched(ask.interval, silent, of);
                 // Slots that others hold are as far apart as ours.
-                ask.held = held(ask.interval, pacer.others_hold());
+                if ask.held > 0 {
+                    ask.held = held(ask.interval, pacer.others_hold());
+                }
                 // Where our own slots lie, others of that pace may lie behind them.
                 let known = ask.floor.zip(clock.to_store(now, now));
                 let ahead = known.map_or(0, |(floor, here)| floor.since(here));
@@ -170,9 +172,10 @@ mod tests {
                 client,
                 urgency: 3,
                 deadline: now.plus(60 * SECOND),
+                target: 1,
             };
             let id = pacer.arrive(now, arrival).expect("room");
-            pacer.ready(id);
+            pacer.ready(now, id, true);
         }
         pacer
     }

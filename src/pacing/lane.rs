@@ -262,6 +262,9 @@ impl Lane {
         self.come_back(core, now);
         self.agree(core, now);
         self.regulate(core, now);
+        if let Store::Postgres(store) = &self.store {
+            store.with_clock(|clock| core.pacer.look(now, clock));
+        }
         while let Some(action) = core.pacer.next_action(now) {
             match action {
                 Action::Connect(id) => core.tell(id, Turn::Connect),

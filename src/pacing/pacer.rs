@@ -6,6 +6,7 @@
 //! (`pacing/lane.rs`, or the simulation) carries the actions out.
 
 mod actions;
+mod dials;
 mod promise;
 mod terms;
 
@@ -13,7 +14,8 @@ use std::collections::{BTreeSet, VecDeque};
 
 use rustc_hash::FxHashMap;
 
-pub use self::terms::{Action, Arrival, Cause, Dispatched, Id, Refusal, Settings, Slot};
+use self::dials::{Dials, Stage};
+pub use self::terms::{Action, Arrival, Cause, Dispatched, Id, Refusal, Settings, Slot, Target};
 use crate::pacing::{
     clock::ClockBounds,
     cursor::{Granted, held},
@@ -21,6 +23,10 @@ use crate::pacing::{
     throttle::Regime,
     time::{LocalTime, MILLISECOND, Nanos, SECOND, StoreTime},
 };
+
+/// Whoever reaches the store has seen a step of its clock this long after it: with a heartbeat, the next after a second,
+/// which is given up a second later.
+const STEP_SEEN_WITHIN: Nanos = 2_200 * MILLISECOND;
 
 /// The state machine. See the module's text.
 #[derive(Debug)]
@@ -32,12 +38,7 @@ pub struct Pacer {
     line: Line,
     waiters: FxHashMap<Id, Waiter>,
     by_place: FxHashMap<Place, Id>,
-    /// Told to connect (ready or not), of those the ready ones, and those not yet told.
-    near: BTreeSet<Place>,
-    ready: BTreeSet<Place>,
-    far: BTreeSet<Place>,
-    /// Those told to connect less than `SLOW_CONNECT` ago and not ready, by when they were told.
-    young: BTreeSet<(LocalTime, Place)>,
+    dials: Dials,
     deadlines: BTreeSet<(LocalTime, Id)>,
     slots: VecDeque<Slot>,
     /// Slots that may be held at once: what the store's round trip needs.
@@ -46,7 +47,12 @@ pub struct Pacer {
     store_away: bool,
     retry_store_at: Option<LocalTime>,
     floor: Option<StoreTime>,
-    clock_steps: u64,
+    /// When the shared cursor granted slots last.
+    granted_at: LocalTime,
+    /// The floor is what was known before a step of the store's clock, and no cursor has been seen since.
+    floor_is_carried: bool,
+    /// The steps of the store's clock that were taken notice of.
+    clock_steps: Option<u64>,
     not_before: LocalTime,
     regime: Regime,
     /// The episode of the slots that are granted now.
@@ -72,8 +78,8 @@ struct Waiter {
     deadline: LocalTime,
     /// From arrival to deadline.
     patience: Nanos,
-    /// When it was told to connect; `None` before that and once it is ready.
-    told_at: Option<LocalTime>,
+    target: Target,
+    stage: Stage,
 }
 
 impl Pacer {
@@ -86,10 +92,7 @@ impl Pacer {
             line: Line::default(),
             waiters: FxHashMap::default(),
             by_place: FxHashMap::default(),
-            near: BTreeSet::new(),
-            ready: BTreeSet::new(),
-            far: BTreeSet::new(),
-            young: BTreeSet::new(),
+            dials: Dials::default(),
             deadlines: BTreeSet::new(),
             slots: VecDeque::new(),
             reach: 1,
@@ -97,7 +100,9 @@ impl Pacer {
             store_away: false,
             retry_store_at: None,
             floor: None,
-            clock_steps: 0,
+            granted_at: LocalTime(Nanos::MIN),
+            floor_is_carried: false,
+            clock_steps: None,
             not_before: LocalTime(Nanos::MIN),
             regime: Regime::default(),
             episode: 0,
@@ -120,6 +125,7 @@ impl Pacer {
             client,
             urgency,
             deadline,
+            target,
         } = arrival;
         let patience = deadline.since(now).max(0);
         if let Some(refusal) = self.closed(now) {
@@ -147,31 +153,27 @@ impl Pacer {
                 client,
                 deadline,
                 patience,
-                told_at: None,
+                target,
+                stage: Stage::Far,
             },
         );
         Ok(id)
     }
 
-    /// The upstream connection of `id` is ready.
-    pub fn ready(&mut self, id: Id) {
+    /// The upstream connection of `id` is ready; it was `dialled`, or had been kept from a request before.
+    pub fn ready(&mut self, now: LocalTime, id: Id, dialled: bool) {
         if let Some(w) = self.waiters.get_mut(&id) {
-            if let Some(told) = w.told_at.take() {
-                self.young.remove(&(told, w.place));
-            }
-            self.far.remove(&w.place);
-            self.near.insert(w.place);
-            self.ready.insert(w.place);
+            let (place, target) = (w.place, w.target);
+            w.stage = self.dials.connected(now, place, target, w.stage, dialled);
         }
     }
 
     /// The upstream connection of `id` was lost; it keeps its place while it makes another.
     pub fn unready(&mut self, now: LocalTime, id: Id) {
         if let Some(w) = self.waiters.get_mut(&id)
-            && self.ready.remove(&w.place)
+            && w.stage == Stage::Ready
         {
-            w.told_at = Some(now);
-            self.young.insert((now, w.place));
+            w.stage = self.dials.lost(now, w.place, w.target);
         }
     }
 
@@ -220,9 +222,9 @@ impl Pacer {
             client,
             deadline,
             patience,
+            target,
         } = who;
         self.line.rejoin(place, client);
-        let told_at = (!ready).then_some(now);
         self.stand(
             id,
             Waiter {
@@ -230,15 +232,15 @@ impl Pacer {
                 client,
                 deadline,
                 patience,
-                told_at,
+                target,
+                stage: Stage::Far,
             },
         );
-        self.far.remove(&place);
-        self.near.insert(place);
-        if ready {
-            self.ready.insert(place);
-        } else {
-            self.young.insert((now, place));
+        if let Some(w) = self.waiters.get_mut(&id) {
+            w.stage = match ready {
+                true => self.dials.connected(now, place, target, w.stage, false),
+                false => self.dials.tell(now, place, target),
+            };
         }
     }
 
@@ -249,8 +251,11 @@ impl Pacer {
 
     /// The store answered a reservation; `clock` has already taken the call in.
     pub fn granted(&mut self, now: LocalTime, granted: Granted, clock: &ClockBounds) {
-        self.take(now, granted, clock, false);
-        self.raise_floor(granted.end());
+        if self.take(now, granted, clock, false) {
+            self.floor_is_carried = false;
+            self.granted_at = now;
+            self.raise_floor(granted.end());
+        }
     }
 
     /// A slot of this replica's own share. It was never on the cursor, so the floor rises only if it is used: see
@@ -283,35 +288,63 @@ impl Pacer {
         }
     }
 
-    fn take(&mut self, now: LocalTime, granted: Granted, clock: &ClockBounds, alone: bool) {
+    /// Takes notice of what `clock` saw: once it has stepped, slots of before lie on a time scale that is gone. To be asked
+    /// whenever the clock is at hand, so that others can count on it.
+    ///
+    /// What is known of that time is carried over: an interval passes after what this replica sent last, and what others
+    /// hold of it lasts until they have seen the step too. Both count from then, and not from now.
+    pub fn look(&mut self, now: LocalTime, clock: &ClockBounds) {
+        if self.clock_steps == Some(clock.steps()) {
+            return;
+        }
+        self.clock_steps = Some(clock.steps());
+        let Some(step) = clock.last_step() else {
+            return;
+        };
+        self.void(self.slots.len());
+        self.slots.clear();
+        self.last_slot = None;
+        let others = held(self.interval(), self.others_hold()).min(STEP_SEEN_WITHIN);
+        let others = step.at.plus(others);
+        self.not_before = self
+            .last_dispatch
+            .map_or(others, |t| others.max(t.plus(self.interval())));
+        let floor = clock.to_store(self.not_before, now);
+        self.floor = floor.filter(|_| self.not_before > now);
+        self.floor_is_carried = self.floor.is_some();
+    }
+
+    /// Takes what was granted, unless it is of a time that is gone.
+    fn take(
+        &mut self,
+        now: LocalTime,
+        granted: Granted,
+        clock: &ClockBounds,
+        alone: bool,
+    ) -> bool {
         self.reserving = false;
         self.store_away = false;
         self.retry_store_at = None;
-        if clock.steps() != self.clock_steps {
-            // Slots of before lie on a time scale that is gone. What was sent on it still counts against the pace, and so
-            // does what others still hold of it.
-            self.clock_steps = clock.steps();
-            self.void(self.slots.len());
-            self.slots.clear();
-            self.floor = None;
-            let others = now.plus(held(self.interval(), self.others_hold()));
-            self.not_before = self
-                .last_dispatch
-                .map_or(others, |t| others.max(t.plus(self.interval())));
+        self.look(now, clock);
+        let here = clock.to_store(now, now);
+        if here.is_some_and(|here| granted.now.since(here) > SECOND) {
+            // The clock was set back while the reply was under way.
+            self.void(granted.slots as usize);
+            return false;
         }
         let grace = grace(granted.interval);
-        // What this call taught about the clock holds for the slots held before, too: one that was mapped late by a slow
-        // reply would else stand in the way of those behind it.
+        // What this call taught about the clock holds for the slots held before, too.
         for slot in &mut self.slots {
-            let sooner = clock
-                .to_local(slot.start, now)
-                .map_or(0, |at| slot.at.since(at).max(0));
-            (slot.at, slot.until) = (slot.at.plus(-sooner), slot.until.plus(-sooner));
+            if let Some(at) = clock.to_local(slot.start, now) {
+                slot.opens_at(at);
+            }
         }
         let mut start = granted.start;
         for _ in 0..granted.slots {
             let at = clock.to_local(start, now).unwrap_or(now);
-            if at < self.not_before || self.regime.halt.is_some_and(|h| at < h.until) {
+            // The clock may have been told more exactly since the floor was carried over.
+            let early = self.not_before.since(at) > MILLISECOND;
+            if early || self.regime.halt.is_some_and(|h| at < h.until) {
                 self.void(1);
             } else {
                 self.slots.push_back(Slot {
@@ -331,14 +364,12 @@ impl Pacer {
             self.reassess_at = LocalTime(Nanos::MIN);
         }
         self.last_slot = last;
-        // A call is made when the one before has been answered: what is held then must last for the way there and the
-        // lead, or the cursor would be pushed past slots that nobody uses.
-        let ahead = clock
-            .round_trip()
-            .saturating_mul(2)
-            .saturating_add(clock.lead());
-        let need = ahead / granted.interval.max(1) + 1;
+        // A call is made when the one before has been answered: what is held then must last for that call, its way there
+        // and the lead, or the cursor would be pushed past slots that nobody uses.
+        let ahead = clock.round_trip().saturating_mul(3) / 2;
+        let need = ahead.saturating_add(clock.lead()) / granted.interval.max(1) + 1;
         self.reach = usize::try_from(need).unwrap_or(usize::MAX).max(1);
+        true
     }
 
     /// The store answered a reservation without slots, because the throttle had changed: it may be asked again.
@@ -420,8 +451,8 @@ impl Pacer {
         self.regime.multiplier.max(1)
     }
 
-    fn stand(&mut self, id: Id, waiter: Waiter) {
-        self.far.insert(waiter.place);
+    fn stand(&mut self, id: Id, mut waiter: Waiter) {
+        waiter.stage = self.dials.wait(waiter.place, waiter.target);
         self.by_place.insert(waiter.place, id);
         self.deadlines.insert((waiter.deadline, id));
         self.waiters.insert(id, waiter);
@@ -432,12 +463,7 @@ impl Pacer {
             return;
         };
         self.by_place.remove(&w.place);
-        self.far.remove(&w.place);
-        self.near.remove(&w.place);
-        self.ready.remove(&w.place);
-        if let Some(told) = w.told_at {
-            self.young.remove(&(told, w.place));
-        }
+        self.dials.leave(w.place, w.target, w.stage);
         self.deadlines.remove(&(w.deadline, id));
         self.line.leave(w.place, w.client, served);
     }
@@ -462,9 +488,19 @@ impl Pacer {
         self.line.is_empty() && !self.reserving && self.in_flight == 0
     }
 
+    /// How many slots may be held at once: what the store's round trip needs.
+    pub fn reach(&self) -> usize {
+        self.reach
+    }
+
     /// The highest slot end known.
     pub fn floor(&self) -> Option<StoreTime> {
         self.floor
+    }
+
+    /// When the shared cursor granted slots last: it was believed then.
+    pub fn granted_at(&self) -> LocalTime {
+        self.granted_at
     }
 
     /// Into how many shares the ceiling is divided at the most.

@@ -104,6 +104,7 @@ async fn paced(
         client: terms.client,
         urgency: terms.urgency,
         deadline: arrived.plus(nanos(max_wait)),
+        target: target.key(),
     };
     let mut ticket = destination
         .lane(config.scope, &target.authority.host)?
@@ -191,8 +192,9 @@ async fn turn(
     let expects = body.is_expected();
     loop {
         if held.is_none() && told {
-            held = Some(connect(proxy, target, &mut ticket, record, fresh).await?);
-            ticket.ready();
+            let (ready, dialled) = connect(proxy, target, &mut ticket, record, fresh).await?;
+            held = Some(ready);
+            ticket.ready(dialled);
         }
         let ended = async {
             match &mut held {
@@ -233,16 +235,16 @@ async fn turn(
     }
 }
 
-/// Makes the connection ready, unless the request is refused first.
+/// Makes the connection ready, unless the request is refused first; also says whether it had to be dialled.
 async fn connect(
     proxy: &Proxy,
     target: &Target,
     ticket: &mut Ticket,
     record: &mut Record,
     fresh: bool,
-) -> Result<Ready, Error> {
+) -> Result<(Ready, bool), Error> {
     if let Some(ready) = (!fresh).then(|| proxy.upstream.idle(target)).flatten() {
-        return Ok(ready);
+        return Ok((ready, false));
     }
     let started = Instant::now();
     let refused = async {
@@ -266,7 +268,7 @@ async fn connect(
         // A request is told to connect when it is near its turn: one whose connection then takes so long missed its
         // turn for that, and not for the queue.
         Err(Error::Paced(_)) if took >= SLOW_CONNECT => Err(Error::ConnectTimeout),
-        made => made,
+        made => made.map(|ready| (ready, true)),
     }
 }
 

@@ -4,7 +4,7 @@ use paceline::pacing::{
     clock::Observed,
     cursor::{Ask, Granted},
     throttle,
-    time::{MILLISECOND, Nanos, SECOND},
+    time::{MILLISECOND, Nanos, SECOND, StoreTime},
 };
 
 use super::{
@@ -16,6 +16,8 @@ use super::{
 /// A call to the store is given up after this long, and made again after that pause.
 pub const CALL_DEADLINE: Nanos = SECOND;
 const RETRY_STORE: Nanos = 100 * MILLISECOND;
+/// Whoever reaches the store has seen a step by then.
+const STEP_SEEN_WITHIN: Nanos = 2_200 * MILLISECOND;
 
 impl World {
     /// Sends a question to the store, and sees to it that it is given up in time.
@@ -39,7 +41,7 @@ impl World {
         let lost = cut_off || self.random.chance(self.plan.lost_request);
         let lost_reply = self.random.chance(self.plan.lost_reply);
         if !lost {
-            let arrives = t + self.travel();
+            let arrives = t + self.travel(replica);
             self.schedule(
                 arrives,
                 Event::Asked {
@@ -77,7 +79,7 @@ impl World {
         };
         let first = self.store.slots.len() - granted.map_or(0, |g| g.slots as usize);
         if !lost_reply && t >= self.replicas[call.replica].outage_until {
-            let arrives = t + self.travel();
+            let arrives = t + self.travel(call.replica);
             self.schedule(
                 arrives,
                 Event::Replied {
@@ -106,8 +108,9 @@ impl World {
         self.pump(t, call.replica)
     }
 
-    pub fn travel(&mut self) -> Nanos {
-        let base = self.random.within(self.plan.one_way.clone())
+    pub fn travel(&mut self, replica: usize) -> Nanos {
+        let further = if replica == 0 { self.plan.further } else { 0 };
+        let base = further + self.random.within(self.plan.one_way.clone())
             + self.random.within(0..=self.plan.jitter);
         if self.random.chance(self.plan.spikes) {
             base + self.random.within(0..=300 * MILLISECOND)
@@ -131,21 +134,8 @@ impl World {
         }
         core.call = None;
         let now = core.now(t);
-        let half_way = if self.planted == Planted::MidpointOfCall {
-            (t - call.sent_at) / 2
-        } else {
-            0
-        };
-        let observed = core
-            .bounds
-            .observe(call.sent, now, granted.now.plus(half_way));
-        if observed == Observed::Stepped {
-            // What others hold of the time before is let pass, too.
-            let settings = core.pacer.settings();
-            let held = Nanos::from(settings.shares) * core.most_held;
-            let interval = settings.interval * Nanos::from(core.pacer.multiplier());
-            core.drops_until = core.drops_until.max(now.plus(interval * held));
-        }
+        self.observe(t, &call, granted.now, read);
+        let core = &mut self.replicas[call.replica];
         core.pacer.granted(now, granted, &core.bounds);
         core.received += u64::from(granted.slots);
         if core
@@ -154,20 +144,17 @@ impl World {
         {
             core.knows = Some((granted.end(), steps));
         }
-        let ahead = 2 * core.bounds.round_trip() + core.bounds.lead();
-        core.most_held = core.most_held.max(ahead / granted.interval + 1);
-        let way_back = core.way_back(t, t - read, self.plan.steps());
+        core.most_held = core.most_held.max(core.pacer.reach() as Nanos);
+        let (early, late) = core.mapped_wrongly(&self.plan, call.replica);
         let grace = (granted.interval / 4).clamp(10 * MILLISECOND, 50 * MILLISECOND);
         let mut expiries = Vec::new();
         for slot in first..first + granted.slots as usize {
             let account = &mut self.store.slots[slot];
             let ahead = (account.begins - t).max(0);
-            account.lateness = way_back + grace + (way_back + ahead) / 1_000 + MICROSECOND;
-            account.earliness = MICROSECOND;
-            if self.plan.steps() {
-                // A step too small to be seen leaves bounds that are wrong by less than the way there took.
-                account.earliness += read - call.sent_at;
-            }
+            // What the clocks may drift apart until then, as far as that is not known.
+            let slack = (late + early + ahead) * 3 / 1_000 + MICROSECOND;
+            account.lateness = late + grace + slack;
+            account.earliness = early + slack;
             core.slots.insert(account.start, slot);
             if let Some(at) = core.bounds.to_local(account.start, now) {
                 let from = core.clock.shows(at.0).max(t);
@@ -191,6 +178,73 @@ impl World {
         for (at, expired) in expiries {
             self.schedule(at, expired);
         }
+        self.pump(t, call.replica)
+    }
+}
+
+impl World {
+    /// What a call showed of the store's clock, which was read at `read`.
+    fn observe(&mut self, t: True, call: &Call, reading: StoreTime, read: True) {
+        let core = &mut self.replicas[call.replica];
+        let now = core.now(t);
+        let (sent, received) = match self.planted {
+            Planted::ReadAtReceipt => (now, now),
+            Planted::ReadAtSending => (call.sent, call.sent),
+            _ => (call.sent, now),
+        };
+        if core.bounds.observe(sent, received, reading) == Observed::Stepped {
+            // What this replica sent last, and what others hold of the time before, is let pass.
+            let settings = core.pacer.settings();
+            let held = Nanos::from(settings.shares) * core.most_held;
+            let interval = settings.interval * Nanos::from(core.pacer.multiplier());
+            let pause = (interval * held).min(STEP_SEEN_WITHIN).max(interval);
+            core.drops_until = core.drops_until.max(now.plus(pause));
+            core.ways = None;
+        }
+        core.took(t, read - call.sent_at, t - read);
+    }
+
+    /// A heartbeat: of interest here is only that it reads the clock.
+    pub fn beat(&mut self, t: True, replica: usize) {
+        let rounds = Nanos::from(self.plan.comebacks) + 1;
+        if t > self.plan.span + rounds * self.plan.patience.end() {
+            return;
+        }
+        self.schedule(t + SECOND, Event::Beat(replica));
+        let r = &self.replicas[replica];
+        if r.down || t < r.outage_until {
+            return;
+        }
+        let call = Call {
+            number: 0,
+            replica,
+            life: r.life,
+            sent: r.now(t),
+            sent_at: t,
+        };
+        let arrives = t + self.travel(replica);
+        self.schedule(arrives, Event::BeatArrives(call));
+    }
+
+    pub fn beat_arrives(&mut self, t: True, call: Call) {
+        let echo = Event::Echo(call, self.store.now(t), t);
+        let arrives = t + self.travel(call.replica);
+        self.schedule(arrives, echo);
+    }
+
+    pub fn echo(
+        &mut self,
+        t: True,
+        call: Call,
+        reading: StoreTime,
+        read: True,
+    ) -> Result<(), String> {
+        let r = &self.replicas[call.replica];
+        let given_up = t - call.sent_at > CALL_DEADLINE;
+        if r.life != call.life || r.down || t < r.outage_until || given_up {
+            return Ok(());
+        }
+        self.observe(t, &call, reading, read);
         self.pump(t, call.replica)
     }
 }

@@ -1,8 +1,9 @@
 //! What must hold: at each step, and over a whole history.
 //!
-//! **What the origin sees.** A slot is used at the earliest at its beginning and at the latest `lateness` after it:
-//! the mapping of the store's clock is late by at most the shortest way back of any reply so far (plus drift), and the
-//! grace comes on top. Slots are an interval `I` apart. So with `E` the largest lateness of any slot used, a closed
+//! **What the origin sees.** A slot is used at the earliest `earliness` before its beginning and at the latest `lateness`
+//! after it: the store's clock is mapped early or late by at most half of the difference between the shortest ways there
+//! and back so far (plus drift), and the grace comes on top. Slots are an interval `I` apart. So with `E` the largest sum
+//! of both of any slot used, a closed
 //! window `W` holds dispatches of slots that begin within `W + E`, and no more than `(W + E) / I + 1` of them. Each
 //! upheaval (a lost row, a step of the clock) starts a new row of slots beside the outstanding ones: to a window that it
 //! falls into, or in which slots of before are still to be used, it may add those, one for the new row, and `E / I`.
@@ -69,7 +70,8 @@ impl World {
         Ok(())
     }
 
-    /// A request goes out: in a slot of its own, not before the slot begins on the store's clock, not after its grace.
+    /// A request goes out: in a slot of its own, not before the slot begins on the store's clock by more than the ways to
+    /// the store may differ, not after its grace.
     pub fn check_departure(&mut self, t: True, r: Request, slot: Slot) -> Result<(), String> {
         let core = &mut self.replicas[self.journeys[r].replica];
         let now = core.now(t);
@@ -158,7 +160,7 @@ impl World {
 
     /// How long a replica that can send may take to give out a slot.
     fn patience_with(&self, t: True) -> Nanos {
-        let way = self.plan.one_way.end() + self.plan.jitter;
+        let way = self.plan.farthest() + self.plan.jitter;
         let interval = self
             .replicas
             .iter()
@@ -207,9 +209,9 @@ impl World {
         };
         let core = &self.replicas[replica];
         let account = &self.store.slots[slot];
-        // A later reply may have shown that the slot had opened sooner than it seemed, and was over.
+        // A later reply may have shown that the slot opened at another time than it seemed.
         let opened = core.bounds.to_local(account.start, core.now(t));
-        let moved = opened.is_none_or(|opened| at.since(opened) > MILLISECOND);
+        let moved = opened.is_none_or(|opened| at.since(opened).abs() > MILLISECOND);
         let excused = account.given
             || at < core.drops_until
             || core.life != life
@@ -263,8 +265,9 @@ impl World {
             .collect();
         seen.sort_unstable();
         let spread = seen.iter().map(|(_, e)| *e).max().unwrap_or(0);
-        // Two clocks of which one is slower than true time, over the length of the history.
-        let spread = spread + self.plan.span / 5_000;
+        // Two clocks of which one is slower than true time, over the length of the history, and a clock that is slewed.
+        let slewed = (self.plan.slewed.0.ppm.abs() + self.plan.slewed.1.ppm.abs() + 200) as i64;
+        let spread = spread + self.plan.span * slewed / 1_000_000;
         let interval = self.plan.shortest_interval();
         // For all i < j: (j - i + 1) <= (t_j - t_i + spread) / interval + 1 + what upheavals between them allow.
         let worth =

@@ -29,7 +29,7 @@ use paceline::{
 };
 
 use super::{
-    clocks::{Clock, True},
+    clocks::{Clock, Slew, True},
     random::Random,
 };
 use plan::{OutagePlan, Trouble};
@@ -143,6 +143,7 @@ impl Outages {
                 let clock = Clock {
                     base: random.within(SECOND..=1_000_000 * SECOND),
                     ppm: random.within(-80..=80),
+                    slew: Slew::default(),
                 };
                 Member::new(n, clock, &plan, 0, 0)
             })
@@ -150,6 +151,7 @@ impl Outages {
         let clock = Clock {
             base: 1_700_000_000 * SECOND,
             ppm: random.within(-80..=80),
+            slew: Slew::default(),
         };
         let mut world = Outages {
             store: StoreModel::new(clock),
@@ -372,14 +374,16 @@ impl Outages {
         let m = &mut self.members[replica];
         let now = m.now(t);
         m.course.look(terms, &mut m.pacer);
+        m.pacer.look(now, &m.bounds);
         while m.busy && m.pacer.waiting() < WAITING {
             let arrival = Arrival {
                 client: m.pacer.waiting() as u64,
                 urgency: 3,
                 deadline: now.plus(86_400 * SECOND),
+                target: 1,
             };
             match m.pacer.arrive(now, arrival) {
-                Ok(id) => m.pacer.ready(id),
+                Ok(id) => m.pacer.ready(now, id, true),
                 Err(_) => break,
             }
         }
@@ -558,6 +562,6 @@ impl Member {
     }
 
     pub fn until(&self, now: LocalTime) -> Option<StoreTime> {
-        Some(self.bounds.to_store(now, now)?.plus(CALL_DEADLINE))
+        Some(self.bounds.at_least(now)?.plus(CALL_DEADLINE))
     }
 }

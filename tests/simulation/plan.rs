@@ -5,7 +5,10 @@ use std::ops::RangeInclusive;
 
 use paceline::pacing::time::{MILLISECOND, Nanos, SECOND};
 
-use super::{clocks::True, random::Random};
+use super::{
+    clocks::{Slew, True},
+    random::Random,
+};
 
 pub const MICROSECOND: Nanos = 1_000;
 
@@ -34,6 +37,13 @@ pub struct Plan {
     /// One way to the store, and jitter on top of it, each way.
     pub one_way: Spans,
     pub jitter: Nanos,
+    /// How much further the first replica is away.
+    pub further: Nanos,
+    /// How the store's clock is slewed, and every replica's.
+    pub slewed: (Slew, Slew),
+    /// Hosts that requests are for, and how many of them never answer.
+    pub hosts: u64,
+    pub hung: u64,
     pub spikes: PerMille,
     pub lost_request: PerMille,
     pub lost_reply: PerMille,
@@ -106,6 +116,10 @@ impl Plan {
             queue_limit: 10_000,
             one_way: one_way / 2..=one_way,
             jitter: one_way / 4,
+            further: 0,
+            slewed: Default::default(),
+            hosts: 1,
+            hung: 0,
             spikes: 0,
             lost_request: 0,
             lost_reply: 0,
@@ -180,6 +194,12 @@ impl Plan {
         plan.broken = some(random, 50);
         plan.service = MILLISECOND..=random.magnitude(10 * MILLISECOND..=2 * SECOND);
         plan.comebacks = some(random, 2);
+        if random.chance(250) {
+            plan.slewed = slews(random, plan.span);
+        }
+        if random.chance(200) {
+            (plan.hosts, plan.hung) = (random.within(2..=12) as u64, random.within(1..=2) as u64);
+        }
         if random.chance(500) {
             for _ in 0..random.within(1..=3) {
                 let fault = plan.draw_fault(random);
@@ -238,6 +258,52 @@ impl Plan {
         plan
     }
 
+    /// The same with many replicas.
+    pub fn many(seed: u64, random: &mut Random) -> Self {
+        let mut plan = Plan::saturated(seed, random);
+        plan.replicas = 16;
+        plan
+    }
+
+    /// The same with clocks that are slewed.
+    pub fn slewed(seed: u64, random: &mut Random) -> Self {
+        let mut plan = Plan::saturated(seed, random);
+        plan.slewed = slews(random, plan.span);
+        plan
+    }
+
+    /// The same, and one replica is far away; how many of the requests it gets is another matter.
+    pub fn near_and_far(seed: u64, random: &mut Random) -> Self {
+        let mut plan = Plan::saturated(seed, random);
+        plan.interval = random.magnitude(10 * MILLISECOND..=100 * MILLISECOND);
+        plan.span = SATURATED_SLOTS * plan.interval;
+        plan.patience = 4 * plan.span + SECOND..=4 * plan.span + SECOND;
+        plan.replicas = random.within(2..=3) as usize;
+        plan.one_way = 100 * MICROSECOND..=100 * MICROSECOND;
+        plan.jitter = 0;
+        plan.further = random.within(10 * MILLISECOND..=120 * MILLISECOND);
+        plan
+    }
+
+    /// The same, with an origin that closes each connection and takes long over each handshake.
+    pub fn closing(seed: u64, random: &mut Random) -> Self {
+        let mut plan = Plan::saturated(seed, random);
+        plan.interval = random.within(20 * MILLISECOND..=50 * MILLISECOND);
+        plan.span = SATURATED_SLOTS * plan.interval;
+        plan.patience = 4 * plan.span + SECOND..=4 * plan.span + SECOND;
+        plan.dial = 100 * MILLISECOND..=200 * MILLISECOND;
+        plan
+    }
+
+    /// The same, with hosts among the others that never answer.
+    pub fn with_hung_hosts(seed: u64, random: &mut Random) -> Self {
+        let mut plan = Plan::saturated(seed, random);
+        (plan.hosts, plan.hung) = (random.within(8..=40) as u64, random.within(1..=4) as u64);
+        plan.bursts = vec![(0, SATURATED_SLOTS as usize * 3)];
+        plan.patience = 8 * plan.span + SECOND..=8 * plan.span + SECOND;
+        plan
+    }
+
     /// The same, with three times the ceiling in clients beside them that give up before long.
     pub fn with_leavers(seed: u64, random: &mut Random) -> Self {
         let mut plan = Plan::saturated(seed, random);
@@ -270,6 +336,11 @@ impl Plan {
         plan.replicas = random.within(2..=4) as usize;
         plan.clients = 5;
         plan
+    }
+
+    /// How far away a replica may be, one way.
+    pub fn farthest(&self) -> Nanos {
+        self.one_way.end() + self.further
     }
 
     fn draw_fault(&self, random: &mut Random) -> Fault {
@@ -311,4 +382,17 @@ impl Plan {
         });
         changed.fold(self.interval, Nanos::min)
     }
+}
+
+/// NTP slews by 500 parts per million at most, from any time on.
+fn slews(random: &mut Random, span: True) -> (Slew, Slew) {
+    let mut slew = || {
+        let from = random.pick(&[-SECOND, span / 4]);
+        Slew {
+            from,
+            until: from + random.pick(&[span / 4, 4 * span]),
+            ppm: random.pick(&[-500, 500, 300]),
+        }
+    };
+    (slew(), slew())
 }

@@ -12,7 +12,10 @@ use paceline::pacing::{
     time::{LocalTime, Nanos, SECOND, StoreTime},
 };
 
-use super::clocks::{Clock, True};
+use super::{
+    clocks::{Clock, True},
+    plan::Plan,
+};
 
 /// Few answers are enough for a recovery, so that histories need not be long.
 pub const RULES: Rules = Rules {
@@ -58,8 +61,9 @@ pub struct Replica {
     pub most_held: Nanos,
     /// The latest slot end known, and the number of the store's steps then.
     pub knows: Option<(StoreTime, u64)>,
-    /// The reply of all so far whose way back was shortest: how late a slot may be mapped, and when that was.
-    pub best_way_back: Option<(Nanos, True)>,
+    /// The shortest ways there and back of the calls so far, aged, and when that was; and what the last call took.
+    pub ways: Option<(Nanos, Nanos, True)>,
+    pub last_took: Nanos,
     pub waiting: BTreeMap<Request, bool>,
     pub ready: usize,
     /// The last instant at which nobody could have used a slot.
@@ -115,7 +119,8 @@ impl Replica {
             given_back: 0,
             most_held: 1,
             knows: None,
-            best_way_back: None,
+            ways: None,
+            last_took: 0,
             waiting: BTreeMap::new(),
             ready: 0,
             idle_at: 0,
@@ -160,16 +165,26 @@ impl Replica {
         self.ready > 0 && room
     }
 
-    /// Notes how long a reply took to come back, and says how late slots may be mapped now: never later than by the
-    /// shortest way back so far, plus what the clocks may have drifted since.
-    pub fn way_back(&mut self, t: True, took: Nanos, steps_happen: bool) -> Nanos {
-        let aged = |(best, at): (Nanos, True)| best + (t - at) / 2_000;
-        let best = match self.best_way_back.filter(|_| !steps_happen).map(aged) {
-            Some(best) if best < took => best,
-            _ => took,
-        };
-        self.best_way_back = Some((best, t));
-        best
+    /// Notes how long a call took, there and back.
+    pub fn took(&mut self, t: True, there: Nanos, back: Nanos) {
+        // A bound that was learnt is of less and less use: clocks drift apart.
+        let age = |best: Nanos, at: True| best + (t - at) / 250;
+        self.ways = Some(match self.ways {
+            Some((out, home, at)) => (age(out, at).min(there), age(home, at).min(back), t),
+            None => (there, back, t),
+        });
+        self.last_took = there + back;
+    }
+
+    /// By how much slots may be mapped early and late now: half of the difference between the best ways, which are not
+    /// shorter than the link.
+    pub fn mapped_wrongly(&self, plan: &Plan, number: usize) -> (Nanos, Nanos) {
+        let link = plan.one_way.start() + if number == 0 { plan.further } else { 0 };
+        let (out, home, _) = self.ways.unwrap_or_default();
+        let half = |way: Nanos| (way - link).max(0) / 2;
+        // A step too small to be seen leaves bounds that are wrong by as much as the call took.
+        let unseen = if plan.steps() { 2 * self.last_took } else { 0 };
+        (half(out) + unseen, half(home) + unseen)
     }
 
     pub fn enqueue(&mut self, request: Request, ready: bool) {

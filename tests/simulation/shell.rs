@@ -3,7 +3,7 @@
 
 use paceline::pacing::{
     pacer::{Action, Arrival, Refusal},
-    time::MILLISECOND,
+    time::{MILLISECOND, Nanos, SECOND},
 };
 
 use super::{
@@ -15,6 +15,8 @@ use super::{
 
 /// More actions than this at one instant are a loop without end.
 const ACTIONS_AT_ONCE: usize = 50_000;
+/// A connection that is not made by then is given up.
+const CONNECT_DEADLINE: Nanos = 10 * SECOND;
 
 impl World {
     pub fn arrive(&mut self, t: True, r: Request) -> Result<(), String> {
@@ -35,6 +37,7 @@ impl World {
             client: journey.client,
             urgency: journey.urgency,
             deadline: journey.deadline,
+            target: journey.target,
         };
         match replica.pacer.arrive(now, arrival) {
             Err(refusal) => self.refused(t, r, refusal)?,
@@ -89,7 +92,7 @@ impl World {
         let replica = self.journeys[r].replica;
         let core = &mut self.replicas[replica];
         if ok {
-            core.pacer.ready(self.journeys[r].id);
+            core.pacer.ready(core.now(t), self.journeys[r].id, true);
             core.set_ready(r, true);
             if self.random.chance(self.plan.lost_ready) {
                 let lost_at = t + self.random.within(0..=500 * MILLISECOND);
@@ -226,8 +229,11 @@ impl World {
         } else {
             self.plan.dial.clone()
         };
-        let ok = !self.random.chance(self.plan.failed_dials);
-        let at = t + self.random.within(span);
+        let mut ok = !self.random.chance(self.plan.failed_dials);
+        let mut at = t + self.random.within(span);
+        if self.journeys[r].target < self.plan.hung {
+            (ok, at) = (false, t + CONNECT_DEADLINE);
+        }
         self.journeys[r].turn += 1;
         self.schedule(at, Event::Dialled(r, self.journeys[r].turn, ok));
     }
@@ -246,6 +252,8 @@ impl World {
         }
         self.regulate(t, replica)?;
         let now = self.replicas[replica].now(t);
+        let core = &mut self.replicas[replica];
+        core.pacer.look(now, &core.bounds);
         let mut actions = 0;
         while let Some(action) = self.replicas[replica].pacer.next_action(now) {
             self.note(t, || format!("    replica {replica} {action:?}"));

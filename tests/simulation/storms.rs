@@ -129,7 +129,7 @@ impl World {
             sent_at: t,
         };
         if t >= core.outage_until && !self.random.chance(self.plan.lost_request) {
-            let arrives = t + self.travel();
+            let arrives = t + self.travel(replica);
             self.schedule(arrives, Event::Written(call, write));
         }
         self.schedule(t + CALL_DEADLINE, Event::WriteTimedOut(call));
@@ -144,7 +144,7 @@ impl World {
         if t >= self.replicas[call.replica].outage_until
             && !self.random.chance(self.plan.lost_reply)
         {
-            let arrives = t + self.travel();
+            let arrives = t + self.travel(call.replica);
             self.schedule(arrives, Event::Wrote(call, write, held));
         }
     }

@@ -11,7 +11,7 @@ use paceline::pacing::{
     cursor::{Ask, Granted},
     pacer::{Refusal, Settings},
     throttle::tracker::Write,
-    time::{LocalTime, Nanos, SECOND},
+    time::{LocalTime, Nanos, SECOND, StoreTime},
 };
 
 use super::{
@@ -37,8 +37,9 @@ pub enum Planted {
     FloorUntold,
     /// A request that woke late goes out all the same.
     StaleSlotsUsed,
-    /// The store's clock is taken to have been read half-way, as NTP does.
-    MidpointOfCall,
+    /// The store's clock is taken to have been read when the reply arrived, or when the question left.
+    ReadAtReceipt,
+    ReadAtSending,
     /// A client that leaves when its turn has come takes the slot with it.
     LeaversKeepSlots,
     /// A refusal is not passed on.
@@ -60,6 +61,10 @@ pub enum Event {
     Woke(Request, u32),
     Recalled(Request, u32),
     Finished(Request, u32),
+    /// A heartbeat leaves, reads the store's clock, is back.
+    Beat(usize),
+    BeatArrives(Call),
+    Echo(Call, StoreTime, True),
     Timer(usize, u64),
     Asked {
         call: Call,
@@ -111,6 +116,7 @@ pub struct Journey {
     pub life: u32,
     pub client: u64,
     pub urgency: u8,
+    pub target: u64,
     pub patience: Nanos,
     pub deadline: LocalTime,
     pub id: u64,
@@ -162,6 +168,7 @@ impl World {
         let clock = Clock {
             base: 1_700_000_000 * SECOND,
             ppm: random.within(-80..=80),
+            slew: plan.slewed.0,
         };
         let apart = (planted == Planted::CursorPerReplica).then_some(plan.replicas);
         let settings = Settings {
@@ -177,6 +184,7 @@ impl World {
                     Clock {
                         base: booted,
                         ppm: random.within(-80..=80),
+                        slew: plan.slewed.1,
                     },
                     settings,
                 )
@@ -205,6 +213,10 @@ impl World {
         }
         for (at, fault) in world.plan.faults.clone() {
             world.schedule(at, Event::Fault(fault));
+        }
+        for replica in 0..world.plan.replicas {
+            let at = world.random.within(0..=SECOND);
+            world.schedule(at, Event::Beat(replica));
         }
         for _ in 0..world.plan.foreign {
             let at = world.random.within(0..=world.plan.interval);
@@ -244,15 +256,18 @@ impl World {
             | Event::Recalled(r, _)
             | Event::Finished(r, _) => Some(self.journeys[*r].replica),
             Event::Timer(replica, _)
+            | Event::Beat(replica)
             | Event::Reconfigure(replica, _)
             | Event::Expired { replica, .. } => Some(*replica),
             Event::Replied { call, .. }
+            | Event::Echo(call, ..)
             | Event::TimedOut(call)
             | Event::Wrote(call, ..)
             | Event::WriteTimedOut(call) => Some(call.replica),
             Event::NextArrival
             | Event::Burst(_)
             | Event::Asked { .. }
+            | Event::BeatArrives(_)
             | Event::Written(..)
             | Event::Fault(_)
             | Event::Restart(_)
@@ -283,6 +298,15 @@ impl World {
             Event::Woke(r, turn) => self.woke(t, r, turn),
             Event::Recalled(r, turn) => self.recalled(t, r, turn),
             Event::Finished(r, turn) => self.finished(t, r, turn),
+            Event::Beat(replica) => {
+                self.beat(t, replica);
+                Ok(())
+            }
+            Event::BeatArrives(call) => {
+                self.beat_arrives(t, call);
+                Ok(())
+            }
+            Event::Echo(call, reading, read) => self.echo(t, call, reading, read),
             Event::Timer(replica, number) => {
                 if self.replicas[replica].timer == number && !self.replicas[replica].down {
                     self.replicas[replica].armed = None;
@@ -352,6 +376,7 @@ impl World {
             life: 0,
             client: self.random.next() % self.plan.clients,
             urgency,
+            target: self.random.next() % self.plan.hosts,
             patience: self.random.within(self.plan.patience.clone()),
             deadline: LocalTime(0),
             id: 0,

@@ -9,7 +9,7 @@ use crate::{
         course::LOOK_AGAIN,
         cursor::{Ask, Doubt, held, settle},
         throttle::tracker::Write,
-        time::{LocalTime, MILLISECOND, Nanos, StoreTime, seconds},
+        time::{LocalTime, MILLISECOND, Nanos, seconds},
     },
     store::{
         Store,
@@ -152,16 +152,11 @@ async fn write_throttle(lane: Arc<Lane>, write: Write) {
 }
 
 impl Lane {
-    /// What to ask after `cursor` was found beyond the horizon, when the store's clock showed `there`.
-    fn settled_doubt(&self, ask: &Ask, cursor: StoreTime, there: StoreTime) -> Ask {
-        let doubt = Doubt {
-            cursor,
-            now: there,
-            set_back: 0,
-        };
+    /// What to ask after a cursor was found beyond the horizon.
+    fn settled_doubt(&self, ask: &Ask, doubt: Doubt) -> Ask {
         let (next, witness) = settle(doubt, ask);
         if let Some(witness) = witness {
-            let (ahead_s, reason) = (seconds(cursor.since(there)), witness.reason());
+            let (ahead_s, reason) = (seconds(doubt.cursor.since(doubt.now)), witness.reason());
             let cursor = self.cursor();
             tracing::warn!(
                 cursor,
@@ -191,11 +186,18 @@ impl Lane {
                     now: there,
                     ..
                 }),
-                Store::Postgres(_),
+                Store::Postgres(store),
             ) => {
                 // A probe has seen what it was to see: the row can be reached.
                 if !probe {
-                    core.ask = Some(self.settled_doubt(&ask, cursor, there));
+                    let since = core.pacer.granted_at();
+                    let set_back = store.with_clock(|clock| clock.set_back_since(since, now));
+                    let doubt = Doubt {
+                        cursor,
+                        now: there,
+                        set_back,
+                    };
+                    core.ask = Some(self.settled_doubt(&ask, doubt));
                 }
             }
             (Ok(reply), Store::Postgres(store)) => {

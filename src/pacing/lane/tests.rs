@@ -45,10 +45,11 @@ fn enter(lane: &Arc<Lane>) -> Ticket {
         client: 1,
         urgency: 3,
         deadline: LocalTime::now().plus(10 * SECOND),
+        target: 1,
     };
     let mut ticket = lane.enter(arrival).expect("there is room");
     assert!(matches!(look(&mut ticket), Some(Call::Connect)));
-    ticket.ready();
+    ticket.ready(false);
     ticket
 }
 

@@ -73,12 +73,12 @@ impl Ticket {
         })
     }
 
-    /// The upstream connection is ready: a slot may be taken for this request. [`Ticket::next`] must be asked next, for
-    /// what there is to wait for is seen to there.
-    pub fn ready(&mut self) {
+    /// The upstream connection is ready, `dialled` or kept from a request before: a slot may be taken for this request.
+    /// [`Ticket::next`] must be asked next, for what there is to wait for is seen to there.
+    pub fn ready(&mut self, dialled: bool) {
         let now = LocalTime::now();
         let mut core = self.lane.lock();
-        core.pacer.ready(self.id);
+        core.pacer.ready(now, self.id, dialled);
         // The caller asks for its turn next.
         self.lane.advance(&mut core, now);
         if self.told.is_none() {

@@ -7,12 +7,6 @@ use crate::pacing::{
     time::{LocalTime, MILLISECOND, Nanos, SECOND},
 };
 
-/// How many requests beyond the slots held may have a ready connection.
-pub(super) const READY_AHEAD: usize = 2;
-/// A connection that is not ready after this long no longer counts as nearly ready: the next in line makes one too.
-const SLOW_CONNECT: Nanos = 200 * MILLISECOND;
-/// Requests that may be making a connection at once.
-pub(super) const CONNECTING_LIMIT: usize = 64;
 /// How often at most the waits that were promised are looked at again.
 const REASSESS_EVERY: Nanos = 250 * MILLISECOND;
 
@@ -37,15 +31,13 @@ impl Pacer {
     /// When [`Pacer::next_action`] may have something new without an event. Always later than the last call of it, once
     /// that has returned `None`: what waits for something else than time must not keep the shell awake.
     pub fn wake_at(&self) -> Option<LocalTime> {
-        let may_send = !self.ready.is_empty() && self.has_room(0);
+        let may_send = !self.dials.ready().is_empty() && self.has_room(0);
         let slot = self.slots.front().filter(|_| may_send).map(|s| s.at);
         let deadline = self.deadlines.first().map(|(t, _)| *t);
         let wants = !self.reserving && self.slots_wanted() > 0;
         let store = self.retry_store_at.filter(|_| wants);
         let halt = self.regime.halt.filter(|_| wants).map(|h| h.until);
-        let may_connect = !self.far.is_empty() && self.connecting() < CONNECTING_LIMIT;
-        let slow = self.young.first().filter(|_| may_connect);
-        let slow = slow.map(|(told, _)| told.plus(SLOW_CONNECT));
+        let slow = self.dials.wake_at();
         let store = [store, halt].into_iter().flatten().max();
         [slot, deadline, store, slow].into_iter().flatten().min()
     }
@@ -76,12 +68,13 @@ impl Pacer {
             .slots
             .front()
             .filter(|s| s.at <= now && self.has_room(0))?;
-        let place = *self.ready.first()?;
+        let place = *self.dials.ready().first()?;
         let id = *self.by_place.get(&place)?;
         let Waiter {
             client,
             deadline,
             patience,
+            target,
             ..
         } = *self.waiters.get(&id)?;
         self.slots.pop_front();
@@ -101,6 +94,7 @@ impl Pacer {
                 client,
                 deadline,
                 patience,
+                target,
             },
             slot,
         ))
@@ -166,38 +160,13 @@ impl Pacer {
     /// Tells requests to connect: the first in line always, and others behind them while too few are ready, because
     /// the connections of the first are slow.
     pub(super) fn connect(&mut self, now: LocalTime) -> Option<Action> {
-        while self
-            .young
-            .first()
-            .is_some_and(|(told, _)| told.plus(SLOW_CONNECT) <= now)
-        {
-            self.young.pop_first();
-        }
-        let next = *self.far.first()?;
-        if self.connecting() >= CONNECTING_LIMIT {
-            return None;
-        }
-        let window = self.slots.len().max(self.reach) + READY_AHEAD;
-        // All before it are near; mostly those are all that are near, and no count is needed.
-        let rank = if self.near.last().is_none_or(|last| *last < next) {
-            self.near.len()
-        } else {
-            self.near.range(..next).take(window).count()
-        };
-        if rank >= window && self.ready.len() + self.young.len() >= window {
-            return None;
-        }
-        let id = *self.by_place.get(&next)?;
-        self.waiters.get_mut(&id)?.told_at = Some(now);
-        self.far.remove(&next);
-        self.near.insert(next);
-        self.young.insert((now, next));
+        let ahead = self.dials.ahead(self.interval());
+        let window = self.slots.len().max(self.reach) + ahead;
+        let place = self.dials.next(now, window)?;
+        let id = *self.by_place.get(&place)?;
+        let w = self.waiters.get_mut(&id)?;
+        w.stage = self.dials.tell(now, place, w.target);
         Some(Action::Connect(id))
-    }
-
-    /// How many requests are making a connection.
-    pub(super) fn connecting(&self) -> usize {
-        self.near.len() - self.ready.len()
     }
 
     pub(super) fn reserve(&mut self, now: LocalTime) -> Option<Action> {
@@ -218,7 +187,11 @@ impl Pacer {
             floor: self.floor,
             horizon: self.horizon(),
             disbelieved: None,
-            held: held(self.interval(), self.others_hold()),
+            held: match self.floor_is_carried {
+                // It was made good already what others may hold, and the cursor is of another time: it is not lost.
+                true => 0,
+                false => held(self.interval(), self.others_hold()),
+            },
         }))
     }
 
@@ -228,7 +201,7 @@ impl Pacer {
             .settings
             .max_in_flight
             .map_or(usize::MAX, |m| m.saturating_sub(self.in_flight));
-        let usable = self.ready.len().min(self.reach).min(room);
+        let usable = self.dials.ready().len().min(self.reach).min(room);
         usable.saturating_sub(self.slots.len())
     }
 

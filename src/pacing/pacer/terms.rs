@@ -9,6 +9,9 @@ use crate::pacing::{
 /// Names one waiting request.
 pub type Id = u64;
 
+/// The scheme and authority that a request is for, hashed by the caller with a key that nobody can know.
+pub type Target = u64;
+
 /// What stays the same while requests come and go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
@@ -31,6 +34,8 @@ pub struct Arrival {
     pub urgency: Urgency,
     /// When it must have been dispatched.
     pub deadline: LocalTime,
+    /// Whose connections it uses.
+    pub target: Target,
 }
 
 /// An instant at which exactly one request may be dispatched.
@@ -38,7 +43,7 @@ pub struct Arrival {
 pub struct Slot {
     /// On the store's clock.
     pub start: StoreTime,
-    /// The same on ours, never early.
+    /// The same on ours, as well as can be told.
     pub at: LocalTime,
     /// The last instant at which it may be used.
     pub until: LocalTime,
@@ -51,6 +56,12 @@ pub struct Slot {
 }
 
 impl Slot {
+    /// The same slot, now known to open at `at`.
+    pub(super) fn opens_at(&mut self, at: LocalTime) {
+        self.until = self.until.plus(at.since(self.at));
+        self.at = at;
+    }
+
     /// Whether a request may still go out in it.
     pub fn is_fresh(&self, now: LocalTime) -> bool {
         self.at <= now && now <= self.until
@@ -103,4 +114,5 @@ pub struct Dispatched {
     pub(super) client: Client,
     pub(super) deadline: LocalTime,
     pub(super) patience: Nanos,
+    pub(super) target: Target,
 }

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use proptest::prelude::*;
 
 use super::{
-    actions::{CONNECTING_LIMIT, READY_AHEAD},
+    dials::{CONNECTING_LIMITS, FEW, READY_AHEAD, SLOW_CONNECT},
     *,
 };
 use crate::pacing::{cursor::Ask, queue::Urgency};
@@ -32,6 +32,14 @@ struct Bench {
     connects: bool,
     told: Vec<Id>,
     asks: usize,
+    /// Whom requests are for, and who never answers.
+    target: Target,
+    hung: Option<Target>,
+    of: std::collections::HashMap<Id, Target>,
+    /// How long a connection takes, those that are being made, and the most that were not used at once.
+    dials: Nanos,
+    pending: BTreeSet<(LocalTime, Id)>,
+    most_told: usize,
 }
 
 impl Bench {
@@ -43,31 +51,52 @@ impl Bench {
             connects: true,
             told: Vec::new(),
             asks: 0,
+            target: 1,
+            hung: None,
+            of: std::collections::HashMap::new(),
+            dials: 0,
+            pending: BTreeSet::new(),
+            most_told: 0,
         }
     }
 
     fn arrive(&mut self, client: Client, urgency: Urgency, patience: Nanos) -> Result<Id, Refusal> {
         let deadline = self.now.plus(patience);
-        self.pacer.arrive(
+        let id = self.pacer.arrive(
             self.now,
             Arrival {
                 client,
                 urgency,
                 deadline,
+                target: self.target,
             },
-        )
+        )?;
+        self.of.insert(id, self.target);
+        Ok(id)
+    }
+
+    /// Connections that are made by now.
+    fn answer(&mut self) {
+        while let Some((_, id)) = self.pending.first().filter(|(at, _)| *at <= self.now) {
+            self.pacer.ready(self.now, *id, true);
+            self.pending.pop_first();
+        }
     }
 
     /// Lets everything happen that is due now; returns who was dispatched and who refused.
     fn pump(&mut self) -> (Vec<(Dispatched, Slot)>, Refused) {
         let (mut sent, mut refused) = (Vec::new(), Vec::new());
+        self.answer();
         while let Some(action) = self.pacer.next_action(self.now) {
             match action {
                 Action::Connect(id) => {
                     self.told.push(id);
-                    if self.connects {
-                        self.pacer.ready(id);
+                    if self.connects && self.hung != Some(self.of[&id]) {
+                        self.pending.insert((self.now.plus(self.dials), id));
+                        self.answer();
                     }
+                    let near = self.pacer.dials.connecting() + self.pacer.dials.ready().len();
+                    self.most_told = self.most_told.max(near);
                 }
                 Action::Reserve(ask) => {
                     self.asks += 1;
@@ -91,7 +120,9 @@ impl Bench {
                 self.pacer.finished(1);
             }
             all_refused.extend(refused);
-            match self.pacer.wake_at().filter(|t| *t <= until) {
+            let made = self.pending.first().map(|(at, _)| *at);
+            let next = [self.pacer.wake_at(), made].into_iter().flatten().min();
+            match next.filter(|t| *t <= until) {
                 Some(t) => {
                     assert!(
                         t > self.now,
@@ -177,16 +208,68 @@ fn no_more_than_are_needed_are_told_to_connect() {
     b.connects = false;
     b.pump();
     assert_eq!(b.told.len(), 1 + READY_AHEAD);
-    // While those are slow the next are told, a few at a time, and never more than the limit at once.
-    for _ in 0..1_000 {
-        b.now = b.pacer.wake_at().expect("deadlines");
-        b.pump();
-        assert!(b.pacer.connecting() <= CONNECTING_LIMIT);
-        if b.told.len() == CONNECTING_LIMIT {
-            break;
-        }
+    // While those are slow the next are told, a few at a time, and few of one host in all.
+    b.run(b.now.plus(50 * SECOND));
+    assert_eq!(b.told.len(), FEW);
+    assert_eq!(b.pacer.dials.connecting(), FEW);
+}
+
+#[test]
+fn a_queue_for_thousands_of_dead_hosts_opens_no_thousands_of_connections() {
+    let mut b = Bench::new(settings());
+    for target in 0..5_000 {
+        b.target = target;
+        b.arrive(target, 3, 1_000 * SECOND).expect("room");
     }
-    assert_eq!(b.told.len(), CONNECTING_LIMIT);
+    b.connects = false;
+    b.run(b.now.plus(50 * SECOND));
+    assert_eq!(b.told.len(), CONNECTING_LIMITS[1]);
+}
+
+/// A host that never answers has its requests before all others; those to a good host keep the pace.
+#[test]
+fn a_host_that_does_not_answer_holds_up_no_other() {
+    let mut b = Bench::new(settings());
+    (b.hung, b.target) = (Some(7), 7);
+    for client in 0..200 {
+        b.arrive(client, 3, 1_000 * SECOND).expect("room");
+    }
+    b.target = 1;
+    for client in 0..100 {
+        b.arrive(client, 3, 1_000 * SECOND).expect("room");
+    }
+    let start = b.now;
+    let (sent, _) = b.run(start.plus(5 * SECOND + SLOW_CONNECT));
+    assert!(sent.len() >= 50, "{} sent", sent.len());
+    // Those keep their places: once their host answers, they come first.
+    b.hung = None;
+    for id in std::mem::take(&mut b.told) {
+        b.pacer.ready(b.now, id, true);
+    }
+    let (sent, _) = b.run(b.now.plus(SECOND));
+    assert!(sent.iter().all(|(id, _)| *id < 200), "{sent:?}");
+}
+
+/// An origin that closes each connection, and handshakes that take longer than several intervals.
+#[test]
+fn connections_that_take_long_are_made_ahead() {
+    let interval = 25 * MILLISECOND;
+    let mut b = Bench::new(Settings {
+        interval,
+        ..settings()
+    });
+    for client in 0..1_000 {
+        b.arrive(client, 3, 1_000 * SECOND).expect("room");
+    }
+    b.dials = 160 * MILLISECOND;
+    b.run(b.now.plus(2 * SECOND));
+    let (sent, _) = b.run(b.now.plus(10 * SECOND));
+    assert!(sent.len() >= 398, "{} sent", sent.len());
+    assert!(
+        b.most_told <= 20,
+        "{} connections at once for 40/s",
+        b.most_told
+    );
 }
 
 #[test]
@@ -197,11 +280,11 @@ fn a_slow_connection_lets_the_next_pass_and_keeps_its_place() {
         .collect();
     b.connects = false;
     b.pump();
-    b.pacer.ready(ids[1]);
+    b.pacer.ready(b.now, ids[1], true);
     let (sent, _) = b.pump();
     assert_eq!(sent.iter().map(|(w, _)| w.id).collect::<Vec<_>>(), [ids[1]]);
-    b.pacer.ready(ids[2]);
-    b.pacer.ready(ids[0]);
+    b.pacer.ready(b.now, ids[2], true);
+    b.pacer.ready(b.now, ids[0], true);
     let (sent, _) = b.run(b.now.plus(INTERVAL + MILLISECOND));
     assert_eq!(sent.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [ids[0]]);
 }
@@ -254,7 +337,7 @@ fn nobody_is_sent_after_the_deadline_however_late_the_machine_wakes() {
     b.connects = false;
     let id = b.arrive(1, 3, SECOND).expect("room");
     b.pump();
-    b.pacer.ready(id);
+    b.pacer.ready(b.now, id, true);
     b.now = b.now.plus(SECOND + 1);
     let (sent, refused) = b.pump();
     assert_eq!((sent.len(), refused.len()), (0, 1));
@@ -288,7 +371,7 @@ fn a_store_that_fails_is_asked_again_when_told_and_not_before() {
     let mut b = Bench::new(settings());
     let id = b.arrive(1, 3, 10 * SECOND).expect("room");
     assert_eq!(b.pacer.next_action(b.now), Some(Action::Connect(id)));
-    b.pacer.ready(id);
+    b.pacer.ready(b.now, id, true);
     assert!(matches!(
         b.pacer.next_action(b.now),
         Some(Action::Reserve(_))
@@ -317,7 +400,7 @@ fn a_request_whose_deadline_passes_while_the_store_is_away_is_told_so() {
     let mut b = Bench::new(settings());
     let id = b.arrive(1, 3, SECOND).expect("room");
     b.pacer.next_action(b.now);
-    b.pacer.ready(id);
+    b.pacer.ready(b.now, id, true);
     b.pacer.next_action(b.now);
     b.pacer.failed(b.now.plus(60 * SECOND));
     let (_, refused) = b.run(b.now.plus(2 * SECOND));
@@ -366,7 +449,7 @@ fn after_a_change_to_a_faster_pace_nobody_is_refused_for_the_old_one() {
     for client in 0..8 {
         b.arrive(client, 3, 60 * SECOND).expect("room");
     }
-    b.run(b.now.plus(2 * SECOND));
+    b.run(b.now.plus(2 * SECOND - MILLISECOND));
     b.pacer.reconfigure(settings());
     // Six wait: one slot of the old pace may be held, and the rest takes half a second.
     b.arrive(9, 3, 3 * SECOND).expect("room at the new pace");
@@ -410,6 +493,7 @@ fn after_a_step_of_the_clock_the_pace_of_what_was_sent_still_counts() {
                     client,
                     urgency: 3,
                     deadline,
+                    target: 1,
                 },
             )
             .expect("room");
@@ -419,7 +503,7 @@ fn after_a_step_of_the_clock_the_pace_of_what_was_sent_still_counts() {
     while sent < 30 {
         while let Some(action) = pacer.next_action(now) {
             match action {
-                Action::Connect(id) => pacer.ready(id),
+                Action::Connect(id) => pacer.ready(now, id, true),
                 Action::Reserve(ask) => {
                     // The clock jumps an hour, forth and back, with every seventh slot.
                     stepped = if sent / 7 % 2 == 1 { 3_600 * SECOND } else { 0 };
@@ -447,6 +531,143 @@ fn after_a_step_of_the_clock_the_pace_of_what_was_sent_still_counts() {
     assert!(clock.steps() >= 3 && stepped == 0);
 }
 
+/// Sees a clock step by `by` at a second, and half a minute later an idle lane's request, on a pacer of before or a new one.
+fn first_after_a_step(interval: Nanos, by: Nanos, new: bool, used: bool) -> Nanos {
+    let settings = Settings {
+        interval,
+        shares: 3,
+        ..settings()
+    };
+    let (mut pacer, mut clock) = (Pacer::new(settings), ClockBounds::default());
+    let offset = 1_700_000_000 * SECOND;
+    let mut now = LocalTime(1_000 * SECOND);
+    let (mut cursor, mut shift, mut sent_at) = (None, 0, None);
+    let arrive = |pacer: &mut Pacer, now: LocalTime| {
+        let arrival = Arrival {
+            client: 1,
+            urgency: 3,
+            deadline: now.plus(1_000 * SECOND),
+            target: 1,
+        };
+        pacer.arrive(now, arrival).expect("room");
+    };
+    let step_at = now.plus(2 * interval);
+    let again_at = step_at.plus(35 * SECOND);
+    if used {
+        arrive(&mut pacer, now);
+    }
+    let mut beat_at = now;
+    loop {
+        if now == step_at {
+            shift = by;
+        }
+        if now == again_at {
+            if new {
+                pacer = Pacer::new(settings);
+            }
+            sent_at = None;
+            arrive(&mut pacer, now);
+        }
+        if now == beat_at {
+            clock.observe(now, now, StoreTime(now.0 + offset + shift));
+            beat_at = now.plus(SECOND);
+        }
+        pacer.look(now, &clock);
+        while let Some(action) = pacer.next_action(now) {
+            match action {
+                Action::Connect(id) => pacer.ready(now, id, true),
+                Action::Reserve(ask) => {
+                    let store = StoreTime(now.0 + offset + shift);
+                    let granted = crate::pacing::cursor::take(cursor, store, &ask);
+                    cursor = Some(granted.end());
+                    clock.observe(now, now, store);
+                    pacer.granted(now, granted, &clock);
+                }
+                Action::Dispatch(..) => sent_at = Some(now),
+                Action::Refuse(id, refusal) => panic!("{id} refused: {refusal:?}"),
+            }
+        }
+        if let (true, Some(sent)) = (now >= again_at, sent_at) {
+            return sent.since(again_at);
+        }
+        let next = [Some(step_at), Some(again_at), Some(beat_at), pacer.wake_at()];
+        now = next
+            .into_iter()
+            .flatten()
+            .filter(|t| *t > now)
+            .min()
+            .expect("beats");
+    }
+}
+
+#[test]
+fn after_a_step_of_the_clock_an_idle_destination_sends_at_once() {
+    for interval in [2 * SECOND, 43_200 * MILLISECOND] {
+        for by in [3_600 * SECOND, -3_600 * SECOND] {
+            for (new, used) in [(true, true), (true, false), (false, true), (false, false)] {
+                let wait = first_after_a_step(interval, by, new, used);
+                assert!(
+                    wait <= MILLISECOND,
+                    "waited {wait} ns at {interval} after a step of {by}; {new} {used}"
+                );
+            }
+        }
+    }
+}
+
+/// What was sent before the step still counts: the next is an interval after it, and no sooner.
+#[test]
+fn after_a_step_of_the_clock_a_slow_pace_goes_on_where_it_was() {
+    for (interval, by) in [
+        (20 * SECOND, 3_600 * SECOND),
+        (20 * SECOND, -3_600 * SECOND),
+        (SECOND, 0),
+    ] {
+        let settings = Settings {
+            interval,
+            shares: 3,
+            ..settings()
+        };
+        let (mut pacer, mut clock) = (Pacer::new(settings), ClockBounds::default());
+        let (start, offset) = (LocalTime(1_000 * SECOND), 1_700_000_000 * SECOND);
+        let (mut now, mut cursor, mut sent) = (start, None, Vec::new());
+        for client in 0..4 {
+            let arrival = Arrival {
+                client,
+                urgency: 3,
+                deadline: now.plus(1_000 * SECOND),
+                target: 1,
+            };
+            pacer.arrive(now, arrival).expect("room");
+        }
+        while sent.len() < 4 {
+            let shift = if now.since(start) >= 5 * SECOND { by } else { 0 };
+            let store = StoreTime(now.0 + offset + shift);
+            clock.observe(now, now, store);
+            pacer.look(now, &clock);
+            while let Some(action) = pacer.next_action(now) {
+                match action {
+                    Action::Connect(id) => pacer.ready(now, id, true),
+                    Action::Reserve(ask) => {
+                        let granted = crate::pacing::cursor::take(cursor, store, &ask);
+                        cursor = Some(granted.end());
+                        pacer.granted(now, granted, &clock);
+                    }
+                    Action::Dispatch(..) => sent.push(now),
+                    Action::Refuse(id, refusal) => panic!("{id} refused: {refusal:?}"),
+                }
+            }
+            now = now.plus(100 * MILLISECOND);
+        }
+        let gaps: Vec<Nanos> = sent.windows(2).map(|w| w[1].since(w[0])).collect();
+        let slack = 200 * MILLISECOND;
+        assert!(
+            gaps.iter().all(|gap| (interval..=interval + slack).contains(gap)),
+            "{gaps:?} after {by}"
+        );
+    }
+}
+
 proptest! {
     /// Whoever is ready and first in the order of the line goes first, and the shell is never woken for nothing:
     /// before `wake_at` nothing new comes, and at it something does or the next waking is later.
@@ -461,7 +682,7 @@ proptest! {
             let _ = b.arrive(client, urgency, 1_000 * SECOND);
             let until = b.now.plus(pause);
             loop {
-                let expected = b.pacer.ready.first().copied();
+                let expected = b.pacer.dials.ready().first().copied();
                 let action = b.pacer.next_action(b.now);
                 match action {
                     Some(Action::Dispatch(who, slot)) => {
@@ -496,7 +717,7 @@ proptest! {
             // Some connections become ready, in any order; some are lost.
             if what < 7 && !unready.is_empty() {
                 let id = unready.swap_remove(usize::from(what) % unready.len());
-                b.pacer.ready(id);
+                b.pacer.ready(b.now, id, true);
                 if what == 6 {
                     b.pacer.unready(b.now, id);
                     unready.push(id);
@@ -552,7 +773,7 @@ proptest! {
         let (sent, refused) = b.run(b.now.plus(10 * SECOND));
         prop_assert_eq!(sent.len() + refused.len(), waiting.len());
         prop_assert!(b.pacer.waiting() == 0 && b.pacer.is_idle());
-        let sets = (b.pacer.by_place.len(), b.pacer.near.len(), b.pacer.far.len(), b.pacer.young.len(), b.pacer.deadlines.len());
-        prop_assert_eq!(sets, (0, 0, 0, 0, 0));
+        prop_assert_eq!((b.pacer.by_place.len(), b.pacer.deadlines.len()), (0, 0));
+        prop_assert!(b.pacer.dials.is_empty());
     }
 }

@@ -150,7 +150,7 @@ impl Keeper {
             let sent = LocalTime::now();
             let clock = || self.clock.lock().unwrap_or_else(PoisonError::into_inner);
             let by = sent.plus(nanos(CALL_DEADLINE));
-            let until = clock().to_store(sent, sent);
+            let until = clock().at_least(sent);
             let until = until.map(|t| t.plus(nanos(CALL_DEADLINE)));
             let pulse = self.membership.pulse(sent, until);
             let beat = Beat {
