@@ -102,7 +102,7 @@ fn whatever_goes_wrong_the_promises_hold() {
 
 #[test]
 fn more_programs_than_the_cursor_is_configured_for_keep_its_pace() {
-    let [beyond, ..] = play_many(Plan::crowded, 20, |plan, world| {
+    let [beyond, ..] = play_many(Plan::crowded, 40, |plan, world| {
         let horizon = paceline::pacing::cursor::horizon(plan.interval, plan.shares);
         [usize::from(world.store.furthest > horizon), 0, 0, 0]
     });

@@ -228,7 +228,7 @@ impl Plan {
         plan.replicas = random.within(2..=10) as usize;
         plan.shares = 1;
         plan.foreign = random.within(0..=20) as usize;
-        plan.interval = random.magnitude(3 * SECOND..=3_600 * SECOND);
+        plan.interval = random.magnitude(3 * SECOND..=120 * SECOND);
         plan.span = plan.interval * 20;
         plan.load = 0;
         plan.bursts = vec![(0, 60), (plan.span / 2, 30)];
