@@ -14,7 +14,10 @@ mod issuer;
 mod leaf;
 mod leaves;
 mod resumption;
+mod signer;
 
+#[cfg(test)]
+mod company;
 #[cfg(test)]
 mod testing;
 

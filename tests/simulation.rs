@@ -183,9 +183,10 @@ fn near_and_far_replicas_keep_one_pace() {
         let used = utilisation(plan, world);
         assert!(used >= 0.99, "seed {}: {used}; {plan:#?}", plan.seed);
         let departures = world.departures();
-        let most = departures.iter().enumerate().map(|(i, t)| {
-            departures[i..].partition_point(|u| u - t <= SECOND)
-        });
+        let most = departures
+            .iter()
+            .enumerate()
+            .map(|(i, t)| departures[i..].partition_point(|u| u - t <= SECOND));
         // Both ends of the second, and requests that wake a little late.
         let allowed = (SECOND + MILLISECOND) / plan.interval + 1;
         let most = most.max().unwrap_or(0) as i64;

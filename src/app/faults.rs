@@ -3,6 +3,7 @@
 //! `check` tells it, a start ends with it, a reload is refused for it. Nothing here is logged or printed.
 
 use crate::{
+    authority::HostPattern,
     ca::{self, Constraints, Issuer},
     config::{Complaint, Config, Environment, Fault, TlsMode},
     store::postgres,
@@ -32,9 +33,23 @@ pub fn opaque(config: &Config) -> Option<Fault> {
     Some(config.fault_of(&found.name, "tls", complaint))
 }
 
-/// The destinations whose hosts the issuer may not sign for.
+/// The destinations whose hosts the issuer may not sign for; and, where it may, why clients would refuse what it signs.
 pub fn uncovered(config: &Config, issuer: &Issuer) -> Vec<Fault> {
     let mut faults = Vec::new();
+    let intercepted = || {
+        config
+            .destinations
+            .iter()
+            .filter(|d| d.tls == TlsMode::Intercept)
+    };
+    let mut hosts = intercepted()
+        .flat_map(|d| &d.hosts)
+        .map(HostPattern::as_constraint_base);
+    if let Some(host) = hosts.find(|host| issuer.covers(host))
+        && let Err(e) = issuer.prove(host)
+    {
+        faults.push(config.fault("ca", "dir", Complaint::from_message(&e)));
+    }
     for d in &config.destinations {
         if d.tls == TlsMode::Intercept && !issuer.covers_all(&Constraints::permitting(&d.hosts)) {
             let complaint = Complaint::new(

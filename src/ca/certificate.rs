@@ -15,7 +15,7 @@ use rustls::{
 use sha2::{Digest, Sha256};
 use x509_parser::{certificate::X509Certificate, prelude::FromDer, time::ASN1Time};
 
-use super::{CaError, Constraints};
+use super::{CaError, Constraints, signer::Signer};
 
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 /// Long, because clients must be told of a new root one by one.
@@ -41,19 +41,22 @@ pub(super) fn issuer_key() -> Result<KeyPair, CaError> {
 }
 
 /// Makes the root for a key; it has no constraints, because JVMs would ignore them there.
-pub(super) fn make_root(key: &KeyPair, now: SystemTime) -> Result<rcgen::Certificate, CaError> {
+pub(super) fn make_root(
+    key: &KeyPair,
+    now: SystemTime,
+) -> Result<CertificateDer<'static>, CaError> {
     let params = authority_params("paceline root", key, now, now + ROOT_LIFE)?;
-    Ok(params.self_signed(key)?)
+    Ok(params.self_signed(key)?.der().clone())
 }
 
 /// Makes the intermediate that signs leaves, under a root that ends at `root_end`.
 pub(super) fn make_issuer(
     key: &KeyPair,
     constraints: &Constraints,
-    root: &rcgen::Issuer<'_, KeyPair>,
+    root: &Signer,
     root_end: SystemTime,
     now: SystemTime,
-) -> Result<rcgen::Certificate, CaError> {
+) -> Result<CertificateDer<'static>, CaError> {
     let mut params = authority_params(
         "paceline issuer",
         key,
@@ -62,7 +65,7 @@ pub(super) fn make_issuer(
     )?;
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.name_constraints = constraints.to_extension();
-    Ok(params.signed_by(key, root)?)
+    root.sign(&params, key)
 }
 
 fn authority_params(

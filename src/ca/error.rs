@@ -82,6 +82,16 @@ pub enum CaError {
         /// The root's certificate
         root: PathBuf,
     },
+    /// An issuer that cannot do what it is there for.
+    #[error(
+        "{path} {fault}; have your CA issue another with CA:TRUE, keyCertSign and name constraints that permit the hosts, or move issuer.pem and issuer.key away and run `paceline ca init`"
+    )]
+    Unusable {
+        /// The issuer's certificate
+        path: PathBuf,
+        /// What is wrong with it
+        fault: String,
+    },
     /// A certificate that is used before or after its time.
     #[error("{path} {fault}; check this machine's clock, or {remedy}")]
     OutOfTime {

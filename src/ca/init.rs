@@ -13,8 +13,10 @@ use rustls::pki_types::CertificateDer;
 use super::{
     CaError, Constraints, Files, ISSUER_CERTIFICATE, ISSUER_KEY, Issuer, ROOT_CERTIFICATE,
     ROOT_KEY,
+    bundle::to_pem,
     certificate::{issuer_key, make_issuer, make_root, parse, root_key, system_time},
     issuer::{half_an_issuer, read_issuer, read_key, read_pair},
+    signer::Signer,
 };
 
 const KEY_MODE: u32 = 0o600;
@@ -164,10 +166,14 @@ fn sign_issuer(
     key: &KeyPair,
     constraints: &Constraints,
     now: SystemTime,
-) -> Result<rcgen::Certificate, CaError> {
+) -> Result<CertificateDer<'static>, CaError> {
     let (der, root_key) = read_pair(files, ROOT_CERTIFICATE, ROOT_KEY)?;
     let root_end = root_end(files, &der, now)?;
-    let root = rcgen::Issuer::from_ca_cert_der(&der, root_key)?;
+    let malformed = || CaError::Malformed {
+        path: files.path(ROOT_CERTIFICATE),
+        fault: "is not a certificate",
+    };
+    let root = Signer::new(&der, root_key).ok_or_else(malformed)?;
     make_issuer(key, constraints, &root, root_end, now)
 }
 
@@ -197,9 +203,9 @@ fn root_end(
 fn place_certificate(
     files: &Files,
     name: &str,
-    certificate: &rcgen::Certificate,
+    certificate: &CertificateDer<'_>,
 ) -> Result<(), CaError> {
-    files.place_new(name, certificate.pem().as_bytes(), CERTIFICATE_MODE)
+    files.place_new(name, to_pem(certificate).as_bytes(), CERTIFICATE_MODE)
 }
 
 #[cfg(test)]

@@ -9,13 +9,20 @@ use std::{
 };
 
 use rcgen::{KeyPair, PublicKeyData};
-use rustls::pki_types::CertificateDer;
+use rustls::{
+    RootCertStore,
+    client::{WebPkiServerVerifier, danger::ServerCertVerifier as _},
+    crypto::aws_lc_rs::default_provider,
+    pki_types::{CertificateDer, ServerName, UnixTime},
+};
 use sha2::{Digest, Sha256};
 
 use super::{
     CaError, Constraints, Files, ISSUER_CERTIFICATE, ISSUER_KEY, NameRules, ROOT_CERTIFICATE,
     ROOT_KEY,
     certificate::{is_signed_by, parse, read_pem, system_time},
+    leaf::{LeafKey, mint},
+    signer::Signer,
 };
 use crate::authority::Host;
 
@@ -26,7 +33,9 @@ pub struct Issuer {
     /// What the certificate says.
     pub(super) certificate: Certificate,
     pub(super) der: CertificateDer<'static>,
-    pub(super) signer: rcgen::Issuer<'static, KeyPair>,
+    pub(super) signer: Signer,
+    /// The roots that are distributed, where they are kept here.
+    roots: Vec<CertificateDer<'static>>,
     /// Where the certificate was read from, for errors
     path: PathBuf,
 }
@@ -91,6 +100,52 @@ impl Issuer {
     /// What its certificate says.
     pub fn certificate(&self) -> &Certificate {
         &self.certificate
+    }
+
+    /// Whether clients that trust our root accept what this issuer signs: a leaf for `host`, one that it covers, is made and
+    /// verified as a client would. Without `ca.pem` nobody here can tell.
+    ///
+    /// # Errors
+    /// What a client would say.
+    pub fn prove(&self, host: &Host) -> Result<(), CaError> {
+        if self.roots.is_empty() {
+            return Ok(());
+        }
+        let refused = |fault: String| CaError::Unusable {
+            path: self.path.clone(),
+            fault: format!("signs certificates that clients refuse ({fault})"),
+        };
+        let now = SystemTime::now();
+        let leaf = mint(host, self, &LeafKey::generate()?, now)?;
+        let mut store = RootCertStore::empty();
+        for root in &self.roots {
+            store.add(root.clone())?;
+        }
+        let provider = default_provider().into();
+        let verifier =
+            WebPkiServerVerifier::builder_with_provider(std::sync::Arc::new(store), provider)
+                .build()
+                .map_err(|e| refused(e.to_string()))?;
+        let name = match host {
+            Host::Name(name) => {
+                ServerName::try_from(name.to_string()).map_err(|e| refused(e.to_string()))?
+            }
+            Host::Ip(address) => ServerName::from(*address),
+        };
+        let since = now
+            .duration_since(SystemTime::UNIX_EPOCH)
+            .unwrap_or_default();
+        let chain = &leaf.certified.cert;
+        verifier
+            .verify_server_cert(
+                &chain[0],
+                &chain[1..],
+                &name,
+                &[],
+                UnixTime::since_unix_epoch(since),
+            )
+            .map(drop)
+            .map_err(|e| refused(e.to_string()))
     }
 
     /// Whether all that is asked for is covered.
@@ -179,24 +234,52 @@ pub(super) fn read_issuer(files: &Files) -> Result<Issuer, CaError> {
     let certificate = Certificate::read(&der)
         .ok_or_else(|| malformed("has name constraints that cannot be understood"))?;
     let parsed = parse(&der).ok_or_else(|| malformed("is not a certificate"))?;
+    let unusable = |fault: &str| CaError::Unusable {
+        path: path.clone(),
+        fault: fault.to_owned(),
+    };
     if !parsed.is_ca() {
-        return Err(malformed("is not a certificate of an authority"));
+        return Err(unusable(
+            "is not a certificate of an authority (its CA flag is FALSE)",
+        ));
     }
+    // RFC 5280 section 4.2.1.3: where the extension is there, the bit must be.
+    let usage = parsed.key_usage().ok().flatten();
+    if usage.is_some_and(|usage| !usage.value.key_cert_sign()) {
+        return Err(unusable(
+            "may not sign certificates (its key usage lacks keyCertSign)",
+        ));
+    }
+    let purposes = parsed.extended_key_usage().ok().flatten();
+    if purposes.is_some_and(|of| !(of.value.server_auth || of.value.any)) {
+        return Err(unusable(
+            "may not sign for servers (its extended key usage lacks serverAuth)",
+        ));
+    }
+    let mut roots = Vec::new();
     if files.has(ROOT_CERTIFICATE) {
-        let roots = read_roots(files)?;
-        let signed = roots
-            .iter()
-            .filter_map(parse)
-            .any(|root| is_signed_by(&parsed, &root));
-        if !signed {
+        roots = read_roots(files)?;
+        let signers = roots.iter().filter_map(parse);
+        let signer = signers.into_iter().find(|root| is_signed_by(&parsed, root));
+        let Some(root) = signer else {
             return Err(CaError::ForeignIssuer {
                 issuer: path.clone(),
                 root: files.path(ROOT_CERTIFICATE),
             });
+        };
+        // A trust anchor's constraints are not every client's concern, but OpenSSL's (RFC 5280 section 4.2.1.9).
+        let below = root.basic_constraints().ok().flatten();
+        let below = below.and_then(|b| b.value.path_len_constraint);
+        let is_below = root.subject().as_raw() != parsed.subject().as_raw();
+        if is_below && below == Some(0) {
+            return Err(unusable(
+                "stands under a root that permits no authority below it (pathlen:0)",
+            ));
         }
     }
-    let signer = rcgen::Issuer::from_ca_cert_der(&der, key)?;
+    let signer = Signer::new(&der, key).ok_or_else(|| malformed("is not a certificate"))?;
     Ok(Issuer {
+        roots,
         certificate,
         der: der.clone(),
         signer,

@@ -13,7 +13,7 @@ use rcgen::{
 };
 use rustls::{
     crypto::aws_lc_rs::sign::any_ecdsa_type,
-    pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer},
+    pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer},
     sign::{CertifiedKey, SigningKey},
 };
 
@@ -81,7 +81,7 @@ pub(super) fn mint(
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     params.use_authority_key_identifier_extension = true;
-    let leaf: CertificateDer<'static> = params.signed_by(&key.public, &issuer.signer)?.into();
+    let leaf = issuer.signer.sign(&params, &key.public)?;
 
     let chain = vec![leaf, issuer.der.clone()];
     Ok(Leaf {
