@@ -199,6 +199,28 @@ fn a_storm_of_protests_passes_and_the_full_pace_comes_back() {
     assert!(widened > 0);
 }
 
+/// Each answer counts once: beyond those that are needed come those heard and not yet told, which are told four times a
+/// second.
+#[test]
+fn many_replicas_recover_after_as_many_clean_answers_as_one() {
+    let [recoveries, heard, needed, _] = play_many(Plan::recovering, 200, |plan, world| {
+        let (needed, replicas) = (plan.recovery_after, plan.replicas as u32);
+        for heard in &world.recoveries {
+            let untold = 2 * replicas + (SECOND / 2 / plan.interval / 2) as u32;
+            assert!(
+                *heard <= needed + untold,
+                "seed {}: {heard} clean answers for {needed} by {replicas} replicas",
+                plan.seed
+            );
+        }
+        let heard: u32 = world.recoveries.iter().sum();
+        let count = world.recoveries.len();
+        [count, heard as usize, count * needed as usize, 0]
+    });
+    println!("{recoveries} recoveries after {heard} clean answers, of {needed} needed");
+    assert!(recoveries > 0);
+}
+
 #[test]
 fn a_history_is_played_again_from_its_seed() {
     for seed in 1..50 {
@@ -252,6 +274,15 @@ fn planted_faults_are_found() {
         (Planted::RefusalsForgotten, as_drawn, "forgotten: "),
         (Planted::PaceUnasked, stormy, "halt: "),
         (Planted::EachProtestWidens, stormy, "episode: "),
+        (
+            Planted::CountsTwice,
+            |plan| {
+                plan.storms = vec![(0..plan.span / 8, 1_000)];
+                (plan.load, plan.span) = (2_000, plan.span * 4);
+                (plan.lost_reply, plan.faults) = (300, Vec::new());
+            },
+            "recovery: ",
+        ),
     ] {
         let broken = found(planted, tune);
         assert!(

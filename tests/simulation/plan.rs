@@ -63,6 +63,8 @@ pub struct Plan {
     pub asks_to_wait: PerMille,
     pub wait: Spans,
     pub goes_again: PerMille,
+    /// Clean answers that make the pace less wide.
+    pub recovery_after: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -126,6 +128,8 @@ impl Plan {
             asks_to_wait: 0,
             wait: SECOND..=SECOND,
             goes_again: 0,
+            // Few are enough, so that histories need not be long.
+            recovery_after: 6,
         }
     }
 
@@ -207,6 +211,15 @@ impl Plan {
         plan
     }
 
+    /// The origin protests at first; then many replicas count together how many answers are clean.
+    pub fn recovering(seed: u64, random: &mut Random) -> Self {
+        let mut plan = Plan::with_a_storm(seed, random);
+        plan.replicas = random.pick(&[1, 3, 8]);
+        plan.recovery_after = 100;
+        plan.storms = vec![(0..plan.interval * random.within(2..=6), 1_000)];
+        plan
+    }
+
     /// More patient requests than can be served within the history, all there from the start, and nothing goes wrong.
     pub fn saturated(seed: u64, random: &mut Random) -> Self {
         let mut plan = Plan::quiet(seed, random);
@@ -277,6 +290,12 @@ impl Plan {
                 (self.interval * random.within(25..=400) / 100).max(5 * MILLISECOND),
             ),
         }
+    }
+
+    /// Whether the throttle's row is lost.
+    pub fn loses_rows(&self) -> bool {
+        let lost = |f: &Fault| matches!(f, Fault::RowVanishes | Fault::RowFarAhead);
+        self.faults.iter().any(|(_, f)| lost(f))
     }
 
     /// Whether the store's clock steps.
