@@ -27,7 +27,7 @@ use simulation::{
     plan::{Plan, SATURATED_SLOTS},
     random::Random,
     replica::{End, State},
-    world::{Planted, World},
+    world::{Journey, Planted, World},
 };
 
 const HISTORIES: u64 = 20_000;
@@ -172,6 +172,36 @@ fn most_of_those_that_come_back_to_a_fleet_are_served() {
     });
     println!("{served} of {back} served at the second try");
     assert!(served * 2 > back, "{served} of {back}");
+}
+
+/// What `Retry-After` is worth while more comes than can be sent, for as long as that lasts: the same share of those that come
+/// back is served as of those that are new, and none for certain. What the manual says of it is measured here.
+#[test]
+fn under_lasting_overload_who_comes_back_is_served_like_the_others() {
+    let draws: [(&str, fn(u64, &mut Random) -> Plan); 2] = [
+        ("one replica", Plan::overloaded),
+        ("several replicas", Plan::overloaded_fleet),
+    ];
+    for (who, draw) in draws {
+        let [new, new_served, back, back_served] = play_many(draw, 100, |plan, world| {
+            // While it lasts: those that end it find an emptier queue.
+            let lasting = |j: &&Journey| j.came_at <= plan.span;
+            let share = |again: bool| {
+                let of = world.journeys.iter().filter(lasting);
+                let of: Vec<_> = of.filter(|j| (j.tries > 0) == again).collect();
+                let served = |j: &&&Journey| matches!(j.state, State::Ended(End::Dispatched));
+                [of.len(), of.iter().filter(served).count()]
+            };
+            let ([a, b], [c, d]) = (share(false), share(true));
+            [a, b, c, d]
+        });
+        let percent = |part: usize, all: usize| 100 * part / all.max(1);
+        let (first, again) = (percent(new_served, new), percent(back_served, back));
+        println!(
+            "{who}, twice the ceiling: {first} % of new requests served, {again} % of those that came back as told"
+        );
+        assert!(again >= 20 && first >= 20, "{who}: {first} % and {again} %");
+    }
 }
 
 #[test]

@@ -266,6 +266,27 @@ impl Plan {
         plan
     }
 
+    /// Twice the ceiling in new requests, as long as it lasts; the refused come back when they were told to, again and again.
+    pub fn overloaded(seed: u64, random: &mut Random) -> Self {
+        let mut plan = Plan::comeback(seed, random);
+        plan.clients = 20;
+        plan.interval = random.magnitude(20 * MILLISECOND..=200 * MILLISECOND);
+        plan.bursts = Vec::new();
+        plan.load = 2_000;
+        plan.span = 600 * plan.interval;
+        let patience = plan.interval * random.within(15..=150);
+        plan.patience = patience..=patience;
+        plan.comebacks = 8;
+        plan
+    }
+
+    /// The same with several replicas.
+    pub fn overloaded_fleet(seed: u64, random: &mut Random) -> Self {
+        let mut plan = Plan::overloaded(seed, random);
+        plan.replicas = random.within(2..=4) as usize;
+        plan
+    }
+
     fn draw_fault(&self, random: &mut Random) -> Fault {
         let replica = random.next() as usize % self.replicas;
         match random.within(0..=8) {

@@ -120,6 +120,8 @@ pub struct Journey {
     /// Counts changes of state, so that what was scheduled for an earlier one is dropped.
     pub turn: u32,
     pub tries: u32,
+    /// When it came to a replica.
+    pub came_at: True,
     /// When it last came back to the queue.
     pub back_at: True,
     pub leaves: bool,
@@ -369,6 +371,7 @@ impl World {
             state: State::Ended(End::Killed),
             turn: 0,
             tries: 0,
+            came_at: t,
             back_at: t,
             leaves: self.random.chance(self.plan.leavers),
             refusal: None,
