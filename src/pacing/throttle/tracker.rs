@@ -328,8 +328,7 @@ impl Tracker {
             Some((version, at)) if version == self.state.version() => at.plus(REPEAT_AFTER),
             _ => LocalTime(Nanos::MIN),
         };
-        let due = self
-            .dirty
+        let due = (!self.is_settled())
             .then_some(repeats)
             .into_iter()
             .chain(tells)
