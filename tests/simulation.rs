@@ -27,7 +27,7 @@ use simulation::{
     plan::{Plan, SATURATED_SLOTS},
     random::Random,
     replica::{End, State},
-    world::{Planted, World},
+    world::{Journey, Planted, World},
 };
 
 const HISTORIES: u64 = 20_000;
@@ -245,6 +245,36 @@ fn most_of_those_that_come_back_to_a_fleet_are_served() {
     assert!(served * 2 > back, "{served} of {back}");
 }
 
+/// What `Retry-After` is worth while more comes than can be sent, for as long as that lasts: the same share of those that come
+/// back is served as of those that are new, and none for certain. What the manual says of it is measured here.
+#[test]
+fn under_lasting_overload_who_comes_back_is_served_like_the_others() {
+    let draws: [(&str, fn(u64, &mut Random) -> Plan); 2] = [
+        ("one replica", Plan::overloaded),
+        ("several replicas", Plan::overloaded_fleet),
+    ];
+    for (who, draw) in draws {
+        let [new, new_served, back, back_served] = play_many(draw, 100, |plan, world| {
+            // While it lasts: those that end it find an emptier queue.
+            let lasting = |j: &&Journey| j.came_at <= plan.span;
+            let share = |again: bool| {
+                let of = world.journeys.iter().filter(lasting);
+                let of: Vec<_> = of.filter(|j| (j.tries > 0) == again).collect();
+                let served = |j: &&&Journey| matches!(j.state, State::Ended(End::Dispatched));
+                [of.len(), of.iter().filter(served).count()]
+            };
+            let ([a, b], [c, d]) = (share(false), share(true));
+            [a, b, c, d]
+        });
+        let percent = |part: usize, all: usize| 100 * part / all.max(1);
+        let (first, again) = (percent(new_served, new), percent(back_served, back));
+        println!(
+            "{who}, twice the ceiling: {first} % of new requests served, {again} % of those that came back as told"
+        );
+        assert!(again >= 20 && first >= 20, "{who}: {first} % and {again} %");
+    }
+}
+
 #[test]
 fn a_storm_of_protests_passes_and_the_full_pace_comes_back() {
     let [widened, ..] = play_many(Plan::with_a_storm, 160, |plan, world| {
@@ -268,6 +298,28 @@ fn a_storm_of_protests_passes_and_the_full_pace_comes_back() {
         [usize::from(world.protested.is_some()), 0, 0, 0]
     });
     assert!(widened > 0);
+}
+
+/// Each answer counts once: beyond those that are needed come those heard and not yet told, which are told four times a
+/// second.
+#[test]
+fn many_replicas_recover_after_as_many_clean_answers_as_one() {
+    let [recoveries, heard, needed, _] = play_many(Plan::recovering, 200, |plan, world| {
+        let (needed, replicas) = (plan.recovery_after, plan.replicas as u32);
+        for heard in &world.recoveries {
+            let untold = 2 * replicas + (SECOND / 2 / plan.interval / 2) as u32;
+            assert!(
+                *heard <= needed + untold,
+                "seed {}: {heard} clean answers for {needed} by {replicas} replicas",
+                plan.seed
+            );
+        }
+        let heard: u32 = world.recoveries.iter().sum();
+        let count = world.recoveries.len();
+        [count, heard as usize, count * needed as usize, 0]
+    });
+    println!("{recoveries} recoveries after {heard} clean answers, of {needed} needed");
+    assert!(recoveries > 0);
 }
 
 #[test]
@@ -328,6 +380,15 @@ fn planted_faults_are_found() {
         (Planted::RefusalsForgotten, as_drawn, "forgotten: "),
         (Planted::PaceUnasked, stormy, "halt: "),
         (Planted::EachProtestWidens, stormy, "episode: "),
+        (
+            Planted::CountsTwice,
+            |plan| {
+                plan.storms = vec![(0..plan.span / 8, 1_000)];
+                (plan.load, plan.span) = (2_000, plan.span * 4);
+                (plan.lost_reply, plan.faults) = (300, Vec::new());
+            },
+            "recovery: ",
+        ),
     ] {
         let broken = found(planted, tune);
         assert!(

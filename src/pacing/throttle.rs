@@ -378,12 +378,15 @@ impl Throttle {
             return (theirs.0, theirs.2);
         }
         let ours = pace(self);
-        let multiplier = ours.0.max(theirs.0);
-        let episode = ours.1.max(theirs.1);
-        // Only answers to the last episode's requests, at this pace, say anything about it.
-        let counts = [ours, theirs].into_iter();
-        let counts = counts.filter(|p| (p.0, p.1) == (multiplier, episode));
-        (multiplier, counts.map(|p| p.2).max().unwrap_or(0))
+        // What makes the other's pace wider begins a count of its own. Of two counts of one pace the larger includes the
+        // smaller: what is not yet written is in neither.
+        let clean = match ours.0.cmp(&theirs.0) {
+            Ordering::Less => theirs.2,
+            Ordering::Equal if ours.1 == theirs.1 => ours.2.max(theirs.2),
+            Ordering::Equal if ours.1 < theirs.1 => theirs.2,
+            _ => 0,
+        };
+        (ours.0.max(theirs.0), clean)
     }
 
     /// What is in force.

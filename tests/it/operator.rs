@@ -1,7 +1,15 @@
 //! The operator's commands, as an operator types them: what they do in every replica, what they print, how they end, and
 //! who may give them.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{
+    net::SocketAddr,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use paceline::pacing::{
+    throttle::{Moment, Rules, Throttle},
+    time::{LocalTime, nanos},
+};
 
 use crate::bed::{
     await_until::await_until,
@@ -15,6 +23,9 @@ use crate::bed::{
 
 const HOST: &str = "lh3.googleusercontent.com";
 const PATIENCE: Duration = Duration::from_secs(10);
+/// From one heartbeat to the next, on a busy machine.
+const SOON: Duration = Duration::from_millis(2_500);
+const MULTIPLIER: &str = "paceline_throttle_multiplier";
 
 fn recipe(origin: &Origin) -> Recipe {
     Recipe::new()
@@ -127,6 +138,113 @@ fn what_one_replica_is_told_holds_for_all() {
     // Of the other destination nothing was ever said.
     let shown = done(&site, &first, &["status"]);
     assert_eq!(shown.matches("  paced").count(), 2, "{shown}");
+}
+
+#[test]
+fn of_two_orders_the_later_one_counts_whichever_replica_is_given_it() {
+    let (postgres, origin, site) = (Postgres::start(), Origin::tls(&[HOST]), Site::new());
+    let recipe = recipe(&origin).store(&postgres.url());
+    let replicas = ["r0", "r1"].map(|name| Replica::start(&site, name, &recipe));
+    let browsers = [0, 1].map(|r| replicas[r].browser(&site, HOST));
+    for browser in &browsers {
+        assert_eq!(get(browser, "before").status(), 200);
+    }
+    let sql = postgres.sql();
+    let ahead = || {
+        sql.number(
+            "SELECT (value::numeric - extract(epoch FROM clock_timestamp()))::int8 FROM paceline \
+             WHERE cache_key = 'paceline:google_image'",
+        )
+    };
+    let paused = |r: usize| replicas[r].scrape().sum("paceline_paused", &[]) == Some(1.0);
+    // Three ways to the same: the second order to another replica, to the same one, and with a `resume` between.
+    let ways: [&[(usize, &[&str])]; 3] = [
+        &[(0, &["50s"]), (1, &["4s"])],
+        &[(1, &["50s"]), (1, &["4s"])],
+        &[(0, &["50s"]), (1, &[]), (0, &["4s"])],
+    ];
+    for way in ways {
+        let mut given = origin.elapsed();
+        for (to, span) in way {
+            given = origin.elapsed();
+            let verb = if span.is_empty() { "resume" } else { "pause" };
+            done(
+                &site,
+                &replicas[*to],
+                &[&[verb, "google_image"], *span].concat(),
+            );
+        }
+        assert!(ahead() <= 4, "the cursor is {} s ahead", ahead());
+        for (r, browser) in browsers.iter().enumerate() {
+            await_until("the later order is in force", SOON, || {
+                (paused(r) && retry_after(&get(browser, "paused")) <= 4).then_some(())
+            });
+        }
+        for browser in &browsers {
+            await_until("it goes on", PATIENCE, || {
+                (get(browser, "on").status() == 200).then_some(())
+            });
+        }
+        let took = origin.elapsed() - given;
+        assert!(
+            (4.0..9.0).contains(&took.as_secs_f64()),
+            "{way:?}: after {took:?}"
+        );
+    }
+}
+
+/// Rows of throttles of hosts that nobody asks for now, as many as are read with several statements.
+#[test]
+fn thousands_of_throttled_hosts_keep_no_order_from_any_replica() {
+    const HOSTS: usize = 1_500;
+    let (postgres, origin, site) = (Postgres::start(), Origin::tls(&[HOST]), Site::new());
+    let recipe = Recipe::new()
+        .store(&postgres.url())
+        .destination("all", &["*.example.com"], "50.0")
+        .key("scope = \"host\"")
+        .destination("google_image", &["*.googleusercontent.com"], "50.0")
+        .origin(&origin);
+    let [first, second] = ["r0", "r1"].map(|name| Replica::start(&site, name, &recipe));
+    let mut throttle = Throttle::default();
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("now");
+    let at = Moment {
+        now: LocalTime(nanos(now)),
+        offset: Some(0),
+    };
+    throttle.throttled(at, 0, None, &Rules::default());
+    postgres.sql().run(&format!(
+        "INSERT INTO paceline SELECT 'paceline:throttle:all/h' || n || '.example.com', '{}', now() + interval '1 hour' \
+         FROM generate_series(1, {HOSTS}) AS n",
+        throttle.to_text(at)
+    ));
+    // An order in vain: there is no lockout, but each replica now goes by these rows.
+    for replica in [&first, &second] {
+        refused(&site, replica, &["unlock", "all"], &["not locked"]);
+        let multiplier = replica.scrape().sum(MULTIPLIER, &["destination=\"all\""]);
+        assert_eq!(multiplier, Some(2.0));
+    }
+    // The second replica has no request for it, and hears of it with a heartbeat or not at all.
+    done(&site, &first, &["pause", "google_image", "1h"]);
+    await_until("the pause is in force there", PATIENCE, || {
+        let paused = "paceline_paused";
+        (second
+            .scrape()
+            .sum(paused, &["destination=\"google_image\""])?
+            == 1.0)
+            .then_some(())
+    });
+    done(&site, &first, &["resume", "all"]);
+    await_until("all hosts are let go there", PATIENCE, || {
+        (second.scrape().sum(MULTIPLIER, &["destination=\"all\""])? == 1.0).then_some(())
+    });
+    let left = "SELECT count(*) FROM paceline WHERE cache_key LIKE 'paceline:throttle:all/%' AND value NOT LIKE '1 %'";
+    assert_eq!(postgres.sql().number(left), 0);
+    for replica in [&first, &second] {
+        assert!(
+            !replica.stderr().contains("store lost"),
+            "the heart stopped"
+        );
+    }
 }
 
 #[test]

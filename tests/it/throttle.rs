@@ -26,8 +26,11 @@ struct Pair {
 
 impl Pair {
     fn start(rate: &str, shared: bool, keys: &[&str]) -> Pair {
+        Pair::in_store(rate, shared.then(Postgres::start), keys)
+    }
+
+    fn in_store(rate: &str, postgres: Option<Postgres>, keys: &[&str]) -> Pair {
         let (origin, site) = (Origin::tls(&[HOST]), Site::new());
-        let postgres = shared.then(Postgres::start);
         let mut recipe = Recipe::new();
         if let Some(postgres) = &postgres {
             recipe = recipe.store(&postgres.url());
@@ -444,4 +447,71 @@ fn a_replica_that_is_cut_off_throttles_alone_and_tells_when_it_is_back() {
         (multiplier(&near) == Some(2.0)).then_some(())
     });
     assert_eq!(multiplier(&far), Some(2.0));
+}
+
+const ROW: &str = "paceline:throttle:google_image";
+
+/// A table of before the replicas, in which the throttle's row holds NULL and `trigger` does what it does at each write.
+fn odd_pair(trigger: &str) -> Pair {
+    let postgres = Postgres::start();
+    postgres.sql().run(&format!(
+        "CREATE TABLE paceline (cache_key varchar(255) PRIMARY KEY, value text, expires timestamptz);
+         INSERT INTO paceline VALUES ('{ROW}', NULL, NULL);
+         CREATE SEQUENCE writes;
+         CREATE FUNCTION odd() RETURNS trigger LANGUAGE plpgsql AS
+           $$ BEGIN IF NEW.cache_key = '{ROW}' THEN PERFORM nextval('writes'); {trigger} END IF; RETURN NEW; END $$;
+         CREATE TRIGGER odd BEFORE INSERT OR UPDATE ON paceline FOR EACH ROW EXECUTE FUNCTION odd()"
+    ));
+    Pair::in_store("20.0", Some(postgres), &[])
+}
+
+impl Pair {
+    /// Transactions in the store while both replicas are kept busy for a second and a half or longer.
+    fn transactions(&self, name: &str) -> i64 {
+        let sql = self.postgres.as_ref().expect("shared").sql();
+        let count = || {
+            sql.run("SELECT pg_stat_clear_snapshot()");
+            sql.number("SELECT xact_commit FROM pg_stat_database WHERE datname = 'postgres'")
+        };
+        let before = count();
+        self.load(name, &[0, 1], 8);
+        count() - before
+    }
+}
+
+#[test]
+fn a_row_that_holds_null_counts_as_absent_and_heals() {
+    let pair = odd_pair("");
+    assert_eq!(pair.get(0, "/b/1?id=p&status=429").status(), 429);
+    pair.await_multipliers(2.0);
+    let sql = pair.postgres.as_ref().expect("shared").sql();
+    let healed =
+        format!("SELECT count(*) FROM paceline WHERE cache_key = '{ROW}' AND value LIKE '2 %'");
+    assert_eq!(sql.number(&healed), 1);
+    let calls = pair.transactions("s");
+    assert!(calls < 400, "{calls} transactions for 16 requests");
+    let writes = sql.number("SELECT last_value FROM writes");
+    assert!(writes <= 40, "{writes} writes");
+}
+
+#[test]
+fn whatever_becomes_of_a_write_it_is_not_made_all_the_time() {
+    for trigger in [
+        "NEW.value := NULL;",
+        "NEW.value := 'garbage ' || nextval('writes');",
+        "NEW.value := NEW.value || ' ';",
+        "RETURN NULL;",
+    ] {
+        let pair = odd_pair(trigger);
+        assert_eq!(pair.get(0, "/b/1?id=p&status=429").status(), 429);
+        let sql = pair.postgres.as_ref().expect("shared").sql();
+        let before = sql.number("SELECT last_value FROM writes");
+        let calls = pair.transactions("s");
+        let writes = sql.number("SELECT last_value FROM writes") - before;
+        // Two replicas, two seconds and more; a busy machine takes longer and writes more.
+        assert!(
+            writes <= 120 && calls < 600,
+            "{trigger} {writes} writes, {calls} transactions"
+        );
+    }
 }

@@ -75,6 +75,8 @@ pub struct Plan {
     pub asks_to_wait: PerMille,
     pub wait: Spans,
     pub goes_again: PerMille,
+    /// Clean answers that make the pace less wide.
+    pub recovery_after: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -144,6 +146,8 @@ impl Plan {
             asks_to_wait: 0,
             wait: SECOND..=SECOND,
             goes_again: 0,
+            // Few are enough, so that histories need not be long.
+            recovery_after: 6,
         }
     }
 
@@ -246,6 +250,15 @@ impl Plan {
         plan
     }
 
+    /// The origin protests at first; then many replicas count together how many answers are clean.
+    pub fn recovering(seed: u64, random: &mut Random) -> Self {
+        let mut plan = Plan::with_a_storm(seed, random);
+        plan.replicas = random.pick(&[1, 3, 8]);
+        plan.recovery_after = 100;
+        plan.storms = vec![(0..plan.interval * random.within(2..=6), 1_000)];
+        plan
+    }
+
     /// More patient requests than can be served within the history, all there from the start, and nothing goes wrong.
     pub fn saturated(seed: u64, random: &mut Random) -> Self {
         let mut plan = Plan::quiet(seed, random);
@@ -343,6 +356,27 @@ impl Plan {
         self.one_way.end() + self.further
     }
 
+    /// Twice the ceiling in new requests, as long as it lasts; the refused come back when they were told to, again and again.
+    pub fn overloaded(seed: u64, random: &mut Random) -> Self {
+        let mut plan = Plan::comeback(seed, random);
+        plan.clients = 20;
+        plan.interval = random.magnitude(20 * MILLISECOND..=200 * MILLISECOND);
+        plan.bursts = Vec::new();
+        plan.load = 2_000;
+        plan.span = 600 * plan.interval;
+        let patience = plan.interval * random.within(15..=150);
+        plan.patience = patience..=patience;
+        plan.comebacks = 8;
+        plan
+    }
+
+    /// The same with several replicas.
+    pub fn overloaded_fleet(seed: u64, random: &mut Random) -> Self {
+        let mut plan = Plan::overloaded(seed, random);
+        plan.replicas = random.within(2..=4) as usize;
+        plan
+    }
+
     fn draw_fault(&self, random: &mut Random) -> Fault {
         let replica = random.next() as usize % self.replicas;
         match random.within(0..=8) {
@@ -367,6 +401,12 @@ impl Plan {
                 (self.interval * random.within(25..=400) / 100).max(5 * MILLISECOND),
             ),
         }
+    }
+
+    /// Whether the throttle's row is lost.
+    pub fn loses_rows(&self) -> bool {
+        let lost = |f: &Fault| matches!(f, Fault::RowVanishes | Fault::RowFarAhead);
+        self.faults.iter().any(|(_, f)| lost(f))
     }
 
     /// Whether the store's clock steps.

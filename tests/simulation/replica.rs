@@ -34,6 +34,7 @@ pub struct Replica {
     pub bounds: ClockBounds,
     pub pacer: Pacer,
     pub tracker: Tracker,
+    pub rules: Rules,
     /// The write of the throttle's row that is under way, and before when none is to be tried again.
     pub write: Option<u64>,
     pub write_from: LocalTime,
@@ -96,12 +97,13 @@ pub enum End {
 }
 
 impl Replica {
-    pub fn new(clock: Clock, settings: Settings) -> Self {
+    pub fn new(clock: Clock, settings: Settings, rules: Rules) -> Self {
         Replica {
             clock,
             bounds: ClockBounds::default(),
             pacer: Pacer::new(settings),
-            tracker: Tracker::new(RULES),
+            tracker: Tracker::new(rules),
+            rules,
             write: None,
             write_from: LocalTime(Nanos::MIN),
             life: 0,
@@ -132,7 +134,7 @@ impl Replica {
     /// The same machine with a new process: nothing is known but the time since boot.
     pub fn restarted(&self, t: True) -> Self {
         let settings = *self.pacer.settings();
-        let fresh = Replica::new(self.clock, settings);
+        let fresh = Replica::new(self.clock, settings, self.rules);
         Replica {
             life: self.life + 1,
             timer: self.timer,

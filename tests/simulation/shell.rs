@@ -215,8 +215,9 @@ impl World {
             let mut again = self.journeys[r].clone();
             again.tries += 1;
             again.turn = 0;
-            self.journeys.push(again);
             let at = t + refusal.retry_after + MILLISECOND;
+            again.came_at = at;
+            self.journeys.push(again);
             self.schedule(at, Event::Arrive(self.journeys.len() - 1));
         }
         Ok(())

@@ -2,7 +2,7 @@
 
 use paceline::pacing::{
     throttle::{
-        CAP, Throttle,
+        CAP, Moment, Throttle,
         tracker::{Event as Answer, Write},
     },
     time::{LocalTime, MILLISECOND, Nanos, SECOND},
@@ -34,6 +34,7 @@ impl World {
                 retry_after: waits.then_some(wait),
             }
         } else {
+            self.heard += u32::from(episode >= self.pace.1);
             Answer::Clean { episode }
         };
         let at = self.replicas[replica].moment(t);
@@ -90,7 +91,7 @@ impl World {
     /// Nothing is granted while the row says that nothing is to be sent.
     pub fn check_halt(&mut self, t: True) -> Result<(), String> {
         let now = LocalTime(self.store.now(t).0);
-        let at = paceline::pacing::throttle::Moment {
+        let at = Moment {
             now,
             offset: Some(0),
         };
@@ -136,10 +137,11 @@ impl World {
     }
 
     /// The write arrives: it is made if the row holds what was read.
-    pub fn written(&mut self, t: True, call: Call, write: Write) {
+    pub fn written(&mut self, t: True, call: Call, write: Write) -> Result<(), String> {
         let held = self.store.throttle.clone();
         if held == write.expected || held.is_none() {
             self.store.throttle = Some(write.text.clone());
+            self.check_recovery(t)?;
         }
         if t >= self.replicas[call.replica].outage_until
             && !self.random.chance(self.plan.lost_reply)
@@ -147,6 +149,34 @@ impl World {
             let arrives = t + self.travel(call.replica);
             self.schedule(arrives, Event::Wrote(call, write, held));
         }
+        Ok(())
+    }
+
+    /// The pace becomes less wide after so many clean answers as are to be heard for it, whoever hears them.
+    fn check_recovery(&mut self, t: True) -> Result<(), String> {
+        let at = Moment {
+            now: LocalTime(self.store.now(t).0),
+            offset: Some(0),
+        };
+        let row = self.store.throttle.as_deref();
+        let row = row.and_then(|text| Throttle::parse(text, at));
+        let pace = row.map_or((1, 0), |row| (row.multiplier(), row.episode()));
+        let before = std::mem::replace(&mut self.pace, pace);
+        if pace == before {
+            return Ok(());
+        }
+        let heard = std::mem::take(&mut self.heard);
+        if pace.1 == before.1 && pace.0 < before.0 {
+            self.recoveries.push(heard);
+            let needed = self.plan.recovery_after;
+            if !self.plan.loses_rows() && (heard < needed || pace.0 * 2 < before.0) {
+                return Err(format!(
+                    "recovery: from {} to {} after {heard} clean answers of {needed}",
+                    before.0, pace.0
+                ));
+            }
+        }
+        Ok(())
     }
 
     pub fn wrote(
@@ -176,7 +206,8 @@ impl World {
             return Ok(());
         }
         core.write = None;
-        core.tracker.unanswered(false);
+        core.tracker
+            .unanswered(self.planted == Planted::CountsTwice);
         core.write_from = core.now(t).plus(RETRY_WRITE);
         self.pump(t, call.replica)
     }

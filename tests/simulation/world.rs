@@ -10,7 +10,7 @@ use std::{
 use paceline::pacing::{
     cursor::{Ask, Granted},
     pacer::{Refusal, Settings},
-    throttle::tracker::Write,
+    throttle::{Rules, tracker::Write},
     time::{LocalTime, Nanos, SECOND, StoreTime},
 };
 
@@ -18,7 +18,7 @@ use super::{
     clocks::{Clock, True},
     plan::{Fault, MICROSECOND, Plan},
     random::Random,
-    replica::{End, Replica, Request, State},
+    replica::{End, RULES, Replica, Request, State},
     store::Store,
 };
 
@@ -48,6 +48,8 @@ pub enum Planted {
     PaceUnasked,
     /// Each protest widens, also one to a request of before.
     EachProtestWidens,
+    /// Clean answers whose write had no reply are counted once more.
+    CountsTwice,
 }
 
 #[derive(Clone, Debug)]
@@ -124,6 +126,8 @@ pub struct Journey {
     /// Counts changes of state, so that what was scheduled for an earlier one is dropped.
     pub turn: u32,
     pub tries: u32,
+    /// When it came to a replica.
+    pub came_at: True,
     /// When it last came back to the queue.
     pub back_at: True,
     pub leaves: bool,
@@ -142,6 +146,11 @@ pub struct World {
     pub stalls_from: True,
     /// The latest episode of a request that met a protest.
     pub protested: Option<u64>,
+    /// The multiplier and the episode in the row, and the clean answers that were heard since; and how many it took each time
+    /// that the pace became less wide.
+    pub pace: (u32, u64),
+    pub heard: u32,
+    pub recoveries: Vec<u32>,
     events: BinaryHeap<Reverse<Scheduled>>,
     scheduled: u64,
     pub calls: u64,
@@ -187,6 +196,10 @@ impl World {
                         slew: plan.slewed.1,
                     },
                     settings,
+                    Rules {
+                        recovery_after: plan.recovery_after,
+                        ..RULES
+                    },
                 )
             })
             .collect();
@@ -197,6 +210,9 @@ impl World {
             stalls: vec![None; plan.replicas],
             stalls_from: 0,
             protested: None,
+            pace: (1, 0),
+            heard: 0,
+            recoveries: Vec::new(),
             events: BinaryHeap::new(),
             scheduled: 0,
             calls: 0,
@@ -334,10 +350,7 @@ impl World {
                     None => self.answered_without(t, call),
                 }
             }
-            Event::Written(call, write) => {
-                self.written(t, call, write);
-                Ok(())
-            }
+            Event::Written(call, write) => self.written(t, call, write),
             Event::Wrote(call, write, held) => self.wrote(t, call, &write, held),
             Event::WriteTimedOut(call) => self.write_timed_out(t, call),
             Event::TimedOut(call) => self.timed_out(t, call),
@@ -383,6 +396,7 @@ impl World {
             state: State::Ended(End::Killed),
             turn: 0,
             tries: 0,
+            came_at: t,
             back_at: t,
             leaves: self.random.chance(self.plan.leavers),
             refusal: None,

@@ -7,7 +7,7 @@ use super::{Core, Lane};
 use crate::{
     pacing::{
         throttle::{Cause, Moment, Regime, tracker::Event},
-        time::{LocalTime, seconds},
+        time::{LocalTime, SECOND, seconds},
     },
     store::Store,
 };
@@ -149,7 +149,9 @@ impl Lane {
             }
             return;
         };
-        if cause(before) == Some(halt.cause) && before.halt.is_some_and(|b| b.until >= halt.until) {
+        // What a reader of the row makes of one instant on its own clock differs a little each time.
+        let same = |until: LocalTime| (0..SECOND).contains(&until.since(halt.until));
+        if cause(before) == Some(halt.cause) && before.halt.is_some_and(|b| same(b.until)) {
             return;
         }
         let rest_s = seconds(halt.until.since(now)).ceil();

@@ -199,6 +199,12 @@ fn of_an_operators_orders_the_later_one_counts_and_of_an_origins_wishes_the_long
             assert_eq!((halt(&merged), merged.multiplier), left);
         }
     }
+    let mut again = resumed.clone();
+    again.throttled(at(4 * SECOND), 1, Some(50 * SECOND), &RULES);
+    for merged in both(&long, &again) {
+        let until = LocalTime(54 * SECOND);
+        assert_eq!(halt(&merged), Some((Cause::Hold, until)));
+    }
     for merged in both(&held(4 * SECOND, 50 * SECOND), &resumed) {
         let until = LocalTime(54 * SECOND);
         assert_eq!(

@@ -31,8 +31,10 @@ pub struct Tracker {
     row_episode: u64,
     /// The version of the newest row that was read or written.
     newest: u64,
-    /// The state has to be written to the row.
+    /// The state has to be written to the row: it says something new, or the row that was read is older (the store was
+    /// restored, or is another; or the reply was merely late).
     dirty: bool,
+    outdated: bool,
     /// The state's pace is news to the row, and not only its stops.
     paced: bool,
     /// The cursor is yet to be moved to the end of a stop, or back from there.
@@ -111,6 +113,7 @@ impl Tracker {
             row_episode: 0,
             newest: 0,
             dirty: false,
+            outdated: false,
             paced: false,
             unmoved: false,
             clean: 0,
@@ -222,17 +225,20 @@ impl Tracker {
         let row = text.and_then(|t| Throttle::parse(t, at));
         self.row_episode = row.as_ref().map_or(0, Throttle::episode);
         let before = (self.state.multiplier(), self.state.episode());
+        self.outdated = row.as_ref().is_some_and(|r| r.version() < self.newest);
         match row {
             Some(row) if self.dirty && !row.says_the_same(&self.state, at) => self.meet(at, &row),
             Some(row) if self.dirty || row.version() >= self.state.version() => self.adopt(row),
             // An older row of before any protest, or none: where ours says nothing either, it is forgotten with all it counted,
             // or what its slots are told of their episode would be older than what is known here, for ever.
-            Some(row) if row.is_neutral() && self.state.is_neutral() => self.state = row,
+            Some(row) if row.is_neutral() && self.state.is_neutral() => self.forget(row),
             None if text.is_none() && self.state.is_neutral() && !self.dirty => {
-                self.state = Throttle::default();
+                self.forget(Throttle::default());
             }
-            // An older row (the store is another, or was restored), none, or garbage: ours is put back.
-            _ => (self.dirty, self.paced) = (true, true),
+            // Ours is put back. If it was only the reply that was late, the write meets what is there.
+            Some(_) => self.outdated = true,
+            // No row, or garbage: ours is put back.
+            None => (self.dirty, self.paced) = (true, true),
         }
         self.dirty |= self.state.lapse(at);
         if (self.state.multiplier(), self.state.episode()) != before {
@@ -248,6 +254,12 @@ impl Tracker {
         self.state = row;
         self.dirty = self.unmoved || self.ended.is_some();
         self.paced = false;
+    }
+
+    /// Goes by a state that is older than what is known here.
+    fn forget(&mut self, row: Throttle) {
+        (self.newest, self.outdated) = (row.version(), false);
+        self.state = row;
     }
 
     /// There is something to be told, and the row says something else.
@@ -284,6 +296,10 @@ impl Tracker {
             return None;
         }
         let mut state = self.state.clone();
+        if self.paced {
+            // The count begins when all know of this pace.
+            self.forget_clean();
+        }
         state.clean(at, self.clean, &self.rules);
         self.under_way = self.clean;
         self.told_at = at.now;
@@ -312,8 +328,7 @@ impl Tracker {
             Some((version, at)) if version == self.state.version() => at.plus(REPEAT_AFTER),
             _ => LocalTime(Nanos::MIN),
         };
-        let due = self
-            .dirty
+        let due = (!self.is_settled())
             .then_some(repeats)
             .into_iter()
             .chain(tells)
@@ -323,15 +338,20 @@ impl Tracker {
 
     /// A write was made, and the cursor moved as it asked if it has `followed`; if not, both are made again.
     pub fn wrote(&mut self, at: Moment, write: &Write, followed: bool) {
-        self.row = Some(write.text.clone());
-        self.row_episode = write.state.episode();
-        self.newest = self.newest.max(write.version);
         self.clean = self.clean.saturating_sub(self.under_way);
         self.under_way = 0;
+        if write.version < self.newest {
+            // Another has written since, and that was read before this reply came.
+            return;
+        }
+        self.row = Some(write.text.clone());
+        self.row_episode = write.state.episode();
+        self.newest = write.version;
         let before = (self.state.multiplier(), self.state.episode());
         if self.state.version() == write.base || write.state.says_the_same(&self.state, at) {
             self.state = write.state.clone();
             (self.dirty, self.paced, self.unmoved) = (!followed, false, !followed);
+            self.outdated = false;
             if followed {
                 self.ended = None;
             }
@@ -361,14 +381,14 @@ impl Tracker {
 
     /// Whether the row holds all that is known here.
     pub fn is_settled(&self) -> bool {
-        !self.dirty
+        !self.dirty && !self.outdated
     }
 
     /// No store keeps this state: there is nothing to write.
     pub fn settle_alone(&mut self, at: Moment) {
         self.count_alone(at);
         (self.dirty, self.paced, self.unmoved) = (false, false, false);
-        self.ended = None;
+        (self.ended, self.outdated) = (None, false);
         self.row_episode = self.state.episode();
     }
 
@@ -399,7 +419,7 @@ impl Tracker {
 
     /// Whether there is anything that the others, or an operator, may have to be told of.
     pub fn is_neutral(&self) -> bool {
-        self.state.is_neutral() && !self.dirty
+        self.state.is_neutral() && self.is_settled()
     }
 }
 
