@@ -355,9 +355,10 @@ impl Pacer {
             self.reassess_at = LocalTime(Nanos::MIN);
         }
         self.last_slot = last;
-        // A call is made when the one before has been answered: what is held then must last for that call, its way there
-        // and the lead, or the cursor would be pushed past slots that nobody uses.
-        let ahead = clock.round_trip().saturating_mul(3) / 2;
+        // A call is made when the one before has been answered: what is held then must last for that call, and at its end
+        // for the way there and the lead, or the cursor would be pushed past slots that nobody uses. Half a round trip is
+        // for ways that take longer than usual.
+        let ahead = clock.round_trip().saturating_mul(2);
         let need = ahead.saturating_add(clock.lead()) / granted.interval.max(1) + 1;
         self.reach = usize::try_from(need).unwrap_or(usize::MAX).max(1);
         true
