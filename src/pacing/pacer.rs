@@ -300,9 +300,12 @@ impl Pacer {
         self.not_before = self
             .last_dispatch
             .map_or(others, |t| others.max(t.plus(self.interval())));
-        let floor = clock.to_store(self.not_before, now);
-        self.floor = floor.filter(|_| self.not_before > now);
-        self.floor_is_carried = self.floor.is_some();
+        let carried = clock.to_store(self.not_before, now);
+        let carried = carried.filter(|_| self.not_before > now);
+        self.floor_is_carried = carried.is_some();
+        // A small step may have been seen long after it: what is known is of the new time then.
+        let kept = self.floor.filter(|_| step.by.abs() <= SECOND);
+        self.floor = carried.max(kept);
     }
 
     /// Takes what was granted, unless it is of a time that is gone.
