@@ -137,6 +137,14 @@ fn a_full_queue_uses_all_of_the_ceiling() {
     });
 }
 
+/// The part of the ceiling that is used from the third second on, while there is enough for all to do.
+fn later_use(plan: &Plan, departures: &[i64]) -> f64 {
+    let first = departures.partition_point(|t| *t < 2 * SECOND);
+    let last = (departures.len() * 3 / 4).max(first + 20);
+    let took = departures[last] - departures[first];
+    (plan.interval * (last - first) as i64) as f64 / took as f64
+}
+
 fn assert_full_use(draw: fn(u64, &mut Random) -> Plan, share: u64) {
     play_many(draw, share, |plan, world| {
         let used = utilisation(plan, world);
@@ -173,20 +181,25 @@ fn handshakes_that_take_long_cost_nothing() {
 
 #[test]
 fn hosts_that_never_answer_cost_the_others_nothing() {
-    assert_full_use(Plan::with_hung_hosts, 100);
+    play_many(Plan::with_hung_hosts, 100, |plan, world| {
+        // Which hosts do not answer shows after a while, once for each.
+        let used = later_use(plan, &world.departures());
+        assert!(used >= 0.99, "seed {}: {used}; {plan:#?}", plan.seed);
+        [0; 4]
+    });
 }
 
 /// Where both ways to the store take alike, the origin sees one even pace, wherever the replicas are.
 #[test]
 fn near_and_far_replicas_keep_one_pace() {
     play_many(Plan::near_and_far, 100, |plan, world| {
-        let used = utilisation(plan, world);
-        assert!(used >= 0.99, "seed {}: {used}; {plan:#?}", plan.seed);
         let departures = world.departures();
-        let most = departures
-            .iter()
-            .enumerate()
-            .map(|(i, t)| departures[i..].partition_point(|u| u - t <= SECOND));
+        // How far away the store is takes a far replica a few calls to learn, each of a quarter of a second.
+        let used = later_use(plan, &departures);
+        assert!(used >= 0.99, "seed {}: {used}; {plan:#?}", plan.seed);
+        let most = departures.iter().enumerate().map(|(i, t)| {
+            departures[i..].partition_point(|u| u - t <= SECOND)
+        });
         // Both ends of the second, and requests that wake a little late.
         let allowed = (SECOND + MILLISECOND) / plan.interval + 1;
         let most = most.max().unwrap_or(0) as i64;

@@ -252,7 +252,9 @@ impl Smoothed {
         } else {
             *self = Smoothed {
                 mean: sample,
-                variation: sample / 2,
+                // RFC 6298 begins with a half, for a time-out. Here a gap in the pace is the price, and the grace of a slot
+                // and the next samples make good what is too little.
+                variation: sample / 8,
                 seen: true,
             };
         }

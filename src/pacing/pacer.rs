@@ -309,9 +309,12 @@ impl Pacer {
         self.not_before = self
             .last_dispatch
             .map_or(others, |t| others.max(t.plus(self.interval())));
-        let floor = clock.to_store(self.not_before, now);
-        self.floor = floor.filter(|_| self.not_before > now);
-        self.floor_is_carried = self.floor.is_some();
+        let carried = clock.to_store(self.not_before, now);
+        let carried = carried.filter(|_| self.not_before > now);
+        self.floor_is_carried = carried.is_some();
+        // A small step may have been seen long after it: what is known is of the new time then.
+        let kept = self.floor.filter(|_| step.by.abs() <= SECOND);
+        self.floor = carried.max(kept);
     }
 
     /// Takes what was granted, unless it is of a time that is gone.
@@ -358,9 +361,10 @@ impl Pacer {
             self.reassess_at = LocalTime(Nanos::MIN);
         }
         self.last_slot = last;
-        // A call is made when the one before has been answered: what is held then must last for that call, its way there
-        // and the lead, or the cursor would be pushed past slots that nobody uses.
-        let ahead = clock.round_trip().saturating_mul(3) / 2;
+        // A call is made when the one before has been answered: what is held then must last for that call, and at its end
+        // for the way there and the lead, or the cursor would be pushed past slots that nobody uses. Half a round trip is
+        // for ways that take longer than usual.
+        let ahead = clock.round_trip().saturating_mul(2);
         let need = ahead.saturating_add(clock.lead()) / granted.interval.max(1) + 1;
         self.reach = usize::try_from(need).unwrap_or(usize::MAX).max(1);
         true

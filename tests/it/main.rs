@@ -24,6 +24,7 @@ mod held;
 mod leaving;
 mod limits;
 mod metrics;
+mod near_and_far;
 mod operator;
 mod outage;
 mod page;

@@ -11,7 +11,7 @@ use crate::bed::{
     client::Session,
     free_address,
     link::{Fault, Link},
-    origin::Origin,
+    origin::{Manner, Origin},
     recipe::{Recipe, Site},
     replica::Replica,
 };
@@ -117,6 +117,67 @@ fn a_slow_dial_lets_the_next_pass_and_keeps_its_place() {
         assert_eq!(first.answer().unwrap().status(), 200);
     });
     assert_eq!(slow.timeline("slow").count(), 1);
+}
+
+/// Eighty requests for a host that accepts and never says a word stand before all others.
+#[test]
+fn a_host_that_never_answers_leaves_the_pace_to_the_others() {
+    let (origin, hung, site) = (Origin::tls(&[HOST]), Origin::tls(&[OTHER]), Site::new());
+    hung.behave(Manner::Silent);
+    let recipe = recipe("20.0").origin(&origin).origin(&hung);
+    let replica = Replica::start(&site, "r0", &recipe);
+    let ask = |host: &str, id: &str, count: usize| -> Vec<Session> {
+        let browser = replica.browser(&site, host);
+        let tunnels = (0..count).map(|n| {
+            let mut tunnel = browser.tunnel().unwrap();
+            tunnel
+                .ask("GET", &format!("/b/1?id={id}{n}"), &[])
+                .unwrap();
+            tunnel
+        });
+        tunnels.collect()
+    };
+    let _waiting = ask(OTHER, "h", 80);
+    await_until("it is being dialled", Duration::from_secs(5), || {
+        (hung.connections() > 0).then_some(())
+    });
+    let mut good = ask(HOST, "g", 80);
+    for tunnel in &mut good {
+        assert_eq!(tunnel.answer().unwrap().status(), 200);
+    }
+    // All were served before the first of the others was given up, and at the pace.
+    let served = origin.timeline("g");
+    assert!(served.rate() >= 0.97 * 20.0, "{:.2}/s of 20", served.rate());
+    assert!(
+        hung.connections() <= 20,
+        "{} connections to a host that does not answer",
+        hung.connections()
+    );
+}
+
+/// An origin that closes each connection, behind a link that makes handshakes take a tenth of a second and more: at 40/s
+/// several are made at a time.
+#[test]
+fn handshakes_that_take_longer_than_an_interval_cost_nothing() {
+    let (origin, site) = (Origin::tls(&[HOST]), Site::new());
+    let link = Link::to(origin.address());
+    link.set(Fault::Delay(Duration::from_millis(60)));
+    let recipe = recipe("40.0").origin_at(&origin, link.address());
+    let replica = Replica::start(&site, "r0", &recipe);
+    let browser = replica.browser(&site, HOST);
+    let mut tunnels: Vec<Session> = (0..200).map(|_| browser.tunnel().unwrap()).collect();
+    for (n, tunnel) in tunnels.iter_mut().enumerate() {
+        let target = format!("/b/1?id=c{n}&h=Connection:close");
+        tunnel.ask("GET", &target, &[]).unwrap();
+    }
+    for tunnel in &mut tunnels {
+        assert_eq!(tunnel.answer().unwrap().status(), 200);
+    }
+    // How long they take shows with the first.
+    let all = origin.timeline("c");
+    let steady = all.since(all.at()[40]);
+    assert_eq!((all.count(), origin.connections()), (200, 200));
+    assert!(steady.rate() >= 0.97 * 40.0, "{:.2}/s of 40", steady.rate());
 }
 
 /// Without TCP_NODELAY on all four ends, Nagle's algorithm meets delayed acknowledgement and each new tunnel costs 40 ms

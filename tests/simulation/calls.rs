@@ -152,15 +152,18 @@ impl World {
         for slot in first..first + granted.slots as usize {
             let account = &mut self.store.slots[slot];
             let ahead = (account.begins - t).max(0);
-            // What the clocks may drift apart until then, as far as that is not known.
-            let slack = (late + early + ahead) * 3 / 1_000 + MICROSECOND;
+            // What the clocks may drift apart on the way and until then, as far as that is not known.
+            let slack = (core.last_took + late + early + ahead) * 3 / 1_000 + MICROSECOND;
             account.lateness = late + grace + slack;
             account.earliness = early + slack;
             core.slots.insert(account.start, slot);
             if let Some(at) = core.bounds.to_local(account.start, now) {
                 let from = core.clock.shows(at.0).max(t);
                 let expires = core.clock.shows(at.plus(grace).0 + 1);
-                if from + 2 * MILLISECOND < expires && at >= core.drops_until {
+                // Slots of a time that is gone are void; of a clock that was set back they would lie far ahead.
+                let here = core.bounds.to_store(now, now);
+                let is_of_now = here.is_none_or(|here| granted.now.since(here) <= SECOND);
+                if is_of_now && from + 2 * MILLISECOND < expires && at >= core.drops_until {
                     let (replica, life, steps) = (call.replica, core.life, core.bounds.steps());
                     expiries.push((
                         expires,

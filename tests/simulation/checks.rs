@@ -2,8 +2,8 @@
 //!
 //! **What the origin sees.** A slot is used at the earliest `earliness` before its beginning and at the latest `lateness`
 //! after it: the store's clock is mapped early or late by at most half of the difference between the shortest ways there
-//! and back so far (plus drift), and the grace comes on top. Slots are an interval `I` apart. So with `E` the largest sum
-//! of both of any slot used, a closed
+//! and back so far (plus drift), and the grace comes on top. Slots are an interval `I` apart. So with `E` the sum of the
+//! largest of both of any slot used, a closed
 //! window `W` holds dispatches of slots that begin within `W + E`, and no more than `(W + E) / I + 1` of them. Each
 //! upheaval (a lost row, a step of the clock) starts a new row of slots beside the outstanding ones: to a window that it
 //! falls into, or in which slots of before are still to be used, it may add those, one for the new row, and `E / I`.
@@ -257,14 +257,11 @@ impl World {
     }
 
     fn check_origin(&self) -> Result<(), String> {
-        let mut seen: Vec<(True, Nanos)> = self
-            .store
-            .slots
-            .iter()
-            .filter_map(|s| s.used.map(|t| (t, s.lateness + s.earliness)))
-            .collect();
-        seen.sort_unstable();
-        let spread = seen.iter().map(|(_, e)| *e).max().unwrap_or(0);
+        let seen = self.departures();
+        let used = || self.store.slots.iter().filter(|s| s.used.is_some());
+        let latest = used().map(|s| s.lateness).max().unwrap_or(0);
+        let earliest = used().map(|s| s.earliness).max().unwrap_or(0);
+        let spread = latest + earliest;
         // Two clocks of which one is slower than true time, over the length of the history, and a clock that is slewed.
         let slewed = (self.plan.slewed.0.ppm.abs() + self.plan.slewed.1.ppm.abs() + 200) as i64;
         let spread = spread + self.plan.span * slewed / 1_000_000;
@@ -289,7 +286,7 @@ impl World {
                 .sum()
         };
         let mut lowest = i128::MAX;
-        for (n, (t, _)) in seen.iter().enumerate() {
+        for (n, t) in seen.iter().enumerate() {
             let moved = n as i128 * i128::from(interval) - i128::from(*t);
             lowest = lowest.min(moved - over(*t));
             let excess = moved - begun(*t) - lowest - i128::from(spread);

@@ -290,11 +290,12 @@ impl Plan {
         let mut plan = Plan::saturated(seed, random);
         plan.interval = random.magnitude(10 * MILLISECOND..=100 * MILLISECOND);
         plan.span = SATURATED_SLOTS * plan.interval;
-        plan.patience = 4 * plan.span + SECOND..=4 * plan.span + SECOND;
+        plan.patience = 8 * plan.span + SECOND..=8 * plan.span + SECOND;
         plan.replicas = random.within(2..=3) as usize;
         plan.one_way = 100 * MICROSECOND..=100 * MICROSECOND;
         plan.jitter = 0;
         plan.further = random.within(10 * MILLISECOND..=120 * MILLISECOND);
+        plan.bursts = vec![(0, SATURATED_SLOTS as usize * 4)];
         plan
     }
 
@@ -312,7 +313,7 @@ impl Plan {
     pub fn with_hung_hosts(seed: u64, random: &mut Random) -> Self {
         let mut plan = Plan::saturated(seed, random);
         (plan.hosts, plan.hung) = (random.within(8..=40) as u64, random.within(1..=4) as u64);
-        plan.bursts = vec![(0, SATURATED_SLOTS as usize * 3)];
+        plan.bursts = vec![(0, SATURATED_SLOTS as usize * 4)];
         plan.patience = 8 * plan.span + SECOND..=8 * plan.span + SECOND;
         plan
     }

@@ -171,11 +171,13 @@ impl Replica {
     pub fn took(&mut self, t: True, there: Nanos, back: Nanos) {
         // A bound that was learnt is of less and less use: clocks drift apart.
         let age = |best: Nanos, at: True| best + (t - at) / 250;
+        // Also on the way itself, and that counts as part of the way there.
+        let (took, there) = (there + back, there + (there + back) / 600);
         self.ways = Some(match self.ways {
             Some((out, home, at)) => (age(out, at).min(there), age(home, at).min(back), t),
             None => (there, back, t),
         });
-        self.last_took = there + back;
+        self.last_took = took;
     }
 
     /// By how much slots may be mapped early and late now: half of the difference between the best ways, which are not
