@@ -186,8 +186,14 @@ fn cores() -> usize {
 fn open(url: &str, pooled: bool) -> Session {
     let address = Address::parse(url).expect("the bed's URL");
     let table = Table::new(TABLE);
-    let opened = runtime().block_on(session::open(&address, &table, session::Missing::IsLeft));
-    let mut session = opened.expect("the cluster runs").0;
+    let plan = Arc::new(session::Plan {
+        address,
+        table: table.clone(),
+        key_prefix: String::new(),
+        missing: session::Missing::IsLeft,
+    });
+    let opened = runtime().block_on(session::open(&plan));
+    let mut session = opened.expect("the cluster runs").session;
     assert!(
         matches!(session.reserve, Prepared::Named(_)),
         "not known as direct"

@@ -171,6 +171,11 @@ impl Membership {
         self.shares(&state, now)
     }
 
+    /// The names of all configured destinations.
+    pub fn destinations(&self) -> Vec<String> {
+        self.lock().ceilings.keys().cloned().collect()
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,8 +1,8 @@
 //! The shared store: one table in Postgres, one statement per reservation.
 //!
 //! A task of its own (`keeper`) keeps the connections and beats the heart of the membership. Calls use the sessions at
-//! hand, with a deadline; one that misses it ends them, for a connection that stalls is of no more use than one that
-//! broke. A call whose reply was lost may have moved the cursor: its slots count as taken.
+//! hand, with a deadline; a session that says nothing until then is ended with its fellows, for a connection that stalls is of no
+//! more use than one that broke. A call whose reply was lost may have moved the cursor: its slots count as taken.
 
 pub mod address;
 pub mod error;
@@ -10,6 +10,7 @@ mod keeper;
 pub mod leases;
 mod look;
 pub mod session;
+mod sessions;
 pub mod sql;
 pub mod throttles;
 pub mod trail;
@@ -27,7 +28,8 @@ use self::{
     address::Address,
     error::{Reason, StoreError},
     keeper::Keeper,
-    session::{Missing, Prepared, Reply, Session},
+    session::{Missing, Plan, Prepared, Reply, Session},
+    sessions::Sessions,
     sql::Table,
     trail::Trails,
     watches::{Heard, Watches},
@@ -46,13 +48,12 @@ use crate::{
 /// A call that has no reply by then is given up, and its connection with it. Longer than the server waits for a lock.
 const CALL_DEADLINE: Duration = Duration::from_millis(1_000);
 
-/// Two connections to one server. A reservation that waits for a locked row blocks what comes behind it on its
-/// connection: heartbeats, and cursors whose row is known to be locked, go by the second.
-#[derive(Debug)]
-struct Sessions {
-    main: Session,
-    side: Session,
-}
+/// How much longer it may be given up on a slow link: two round trips, and no more than this.
+const FAR_AT_MOST: Duration = Duration::from_millis(1_000);
+/// How long a reservation waits until those before it have had their turn to wait for a lock.
+const TURN_PATIENCE: Duration = Duration::from_millis(1_500);
+/// How long other statements do: after such a time all reservations that were before it have had it or have gone.
+const LONG_PATIENCE: Duration = Duration::from_millis(3_000);
 
 /// The store. Cheap to share; all clones use one connection.
 #[derive(Debug)]
@@ -99,13 +100,16 @@ impl Postgres {
             metrics: metrics.clone(),
         });
         let keeper = Keeper {
-            address,
+            plan: Arc::new(Plan {
+                address,
+                table: Table::new(&config.table),
+                key_prefix: config.key_prefix.clone(),
+                missing: match is_ours(config) {
+                    true => Missing::IsMade,
+                    false => Missing::IsLeft,
+                },
+            }),
             table: Table::new(&config.table),
-            missing: match is_ours(config) {
-                true => Missing::IsMade,
-                false => Missing::IsLeft,
-            },
-            key_prefix: config.key_prefix.clone(),
             publish,
             losses,
             clock,
@@ -157,7 +161,7 @@ impl Postgres {
         let Some(sessions) = self.sessions.borrow().clone() else {
             return Err(StoreError::new(Reason::Away, "no connection to Postgres"));
         };
-        let look = look::cursors(&sessions.side, &self.table, &self.key_prefix, destinations);
+        let look = look::cursors(&sessions.heart, &self.table, &self.key_prefix, destinations);
         tokio::time::timeout(CALL_DEADLINE, look)
             .await
             .unwrap_or_else(|_| Err(StoreError::new(Reason::Timeout, "no reply from Postgres")))
@@ -171,7 +175,7 @@ impl Postgres {
         let Some(sessions) = self.sessions.borrow().clone() else {
             return;
         };
-        let released = leases::release(&sessions.side, &self.table, &key, &incarnation);
+        let released = leases::release(&sessions.heart, &self.table, &key, &incarnation);
         if !matches!(
             tokio::time::timeout(CALL_DEADLINE, released).await,
             Ok(Ok(()))
@@ -191,7 +195,7 @@ impl Postgres {
         let Some(sessions) = self.sessions.borrow().clone() else {
             return Err("the store is away; try again when it is back".to_owned());
         };
-        let forgotten = leases::forget(&sessions.side, &self.table, &key, &seen);
+        let forgotten = leases::forget(&sessions.heart, &self.table, &key, &seen);
         match tokio::time::timeout(CALL_DEADLINE, forgotten).await {
             Ok(Ok(true)) => Ok(()),
             Ok(Ok(false)) => Err(format!("{replica} has been heard just now; stop it first")),
@@ -216,8 +220,9 @@ impl Postgres {
         self.watches.add(key, first, heard);
     }
 
-    /// Takes slots from the cursor in row `key`, if `throttle`, a row's key, begins with the word given; with `aside` on the
-    /// second connection, for a row that was locked.
+    /// Takes slots from the cursor in row `key`, if `throttle`, a row's key, begins with the word given. A row that is locked for
+    /// longer than its other users hold it is asked for once more aside, where the wait is longer; with `aside` at once, for a row
+    /// that was locked before.
     ///
     /// # Errors
     /// No slots are to be had from this call; it may yet have moved the cursor.
@@ -231,34 +236,61 @@ impl Postgres {
         let Some(sessions) = self.sessions.borrow().clone() else {
             return Err(StoreError::new(Reason::Away, "no connection to Postgres"));
         };
-        let session = if aside {
-            &sessions.side
-        } else {
-            &sessions.main
-        };
         ask.lead = self.with_clock(|c| c.lead());
-        let sent = LocalTime::now();
-        let call = self.reserve_by_trail(session, key, throttle, &ask);
-        let reply = tokio::time::timeout(CALL_DEADLINE, call).await;
-        let received = LocalTime::now();
-        let outcome = reply
-            .unwrap_or_else(|_| Err(StoreError::new(Reason::Timeout, "no reply from Postgres")));
+        let began = LocalTime::now();
+        let mut outcome = Err(StoreError::new(Reason::Locked, "it was locked before"));
+        if !aside {
+            let wait = sessions.short_wait();
+            outcome = self
+                .reserve_on(&sessions.main, wait, key, throttle, &ask)
+                .await;
+        }
+        if matches!(&outcome, Err(e) if e.reason() == Reason::Locked) {
+            if !aside {
+                sessions.waited_in_vain();
+            }
+            outcome = match sessions.turn(TURN_PATIENCE).await {
+                Ok(turn) => {
+                    self.reserve_on(&sessions.side, turn.wait, key, throttle, &ask)
+                        .await
+                }
+                Err(e) => Err(e),
+            };
+        }
         self.metrics.store_call(
-            duration(received.since(sent)),
+            duration(LocalTime::now().since(began)),
             outcome.as_ref().err().map(|e| e.reason().label()),
         );
-        match outcome {
-            Ok(reply) => {
-                self.with_clock(|c| c.observe(sent, received, reply.now));
-                Ok(reply)
-            }
-            Err(e) => {
-                if e.ends_session() {
-                    let _ = self.lost.try_send((sessions, e.again()));
-                }
-                Err(e)
-            }
+        if let Err(e) = &outcome
+            && e.ends_session()
+        {
+            let _ = self.lost.try_send((sessions, e.again()));
         }
+        outcome
+    }
+
+    async fn reserve_on(
+        &self,
+        session: &Session,
+        wait: u32,
+        key: &str,
+        throttle: (&str, &str),
+        ask: &Ask,
+    ) -> Result<Reply, StoreError> {
+        let sent = LocalTime::now();
+        let call = self.reserve_by_trail(session, key, throttle, ask);
+        // The setting goes before the statement, and both are sent together.
+        let call = async { tokio::join!(session.be_patient(wait), call).1 };
+        let reply = session.await_reply(self.deadline(), call).await?;
+        let received = LocalTime::now();
+        self.with_clock(|c| c.observe(sent, received, reply.now));
+        Ok(reply)
+    }
+
+    /// How long a session may say nothing while it owes a reply.
+    fn deadline(&self) -> Duration {
+        let far = duration(self.with_clock(|c| c.round_trip()).saturating_mul(2));
+        CALL_DEADLINE + far.min(FAR_AT_MOST)
     }
 
     /// One statement; two when the row has gone on from where it was looked for, or when its cursor is doubted. Only a
@@ -320,8 +352,14 @@ pub async fn try_once(
         true => (true, Missing::MayBeMade),
         false => (false, Missing::IsLeft),
     };
-    let session = match session::open(&address, &table, missing).await {
-        Ok((session, _)) => session,
+    let plan = Arc::new(Plan {
+        address,
+        table: table.clone(),
+        key_prefix: config.key_prefix.clone(),
+        missing,
+    });
+    let session = match session::open(&plan).await {
+        Ok(opened) => opened.session,
         Err(e) if own && e.reason() == Reason::Table => {
             return Ok(vec![format!(
                 "reachable; table {} will be made at the first start",

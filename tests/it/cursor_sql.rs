@@ -5,6 +5,7 @@
 //! before `pg_catalog` takes the place of the real one.
 
 use std::{
+    sync::Arc,
     thread,
     time::{Duration, SystemTime},
 };
@@ -157,8 +158,14 @@ impl Still {
 fn open(url: &str) -> Session {
     let address = Address::parse(url).expect("the bed's URL");
     let table = Table::new("shared_cache");
-    let opened = runtime().block_on(session::open(&address, &table, session::Missing::IsLeft));
-    opened.expect("the cluster runs").0
+    let plan = Arc::new(session::Plan {
+        address,
+        table: table.clone(),
+        key_prefix: String::new(),
+        missing: session::Missing::IsLeft,
+    });
+    let opened = runtime().block_on(session::open(&plan));
+    opened.expect("the cluster runs").session
 }
 
 fn take(session: &Session, key: &str, ask: &Ask) -> Granted {

@@ -95,8 +95,14 @@ impl Held {
 fn open(url: &str, table: &str, pooled: bool) -> Session {
     let address = Address::parse(url).expect("the bed's URL");
     let table = Table::new(table);
-    let opened = runtime().block_on(session::open(&address, &table, session::Missing::IsLeft));
-    let mut session = opened.expect("the cluster runs").0;
+    let plan = Arc::new(session::Plan {
+        address,
+        table: table.clone(),
+        key_prefix: String::new(),
+        missing: session::Missing::IsLeft,
+    });
+    let opened = runtime().block_on(session::open(&plan));
+    let mut session = opened.expect("the cluster runs").session;
     assert!(
         matches!(session.reserve, Prepared::Named(_)),
         "a direct connection is not known as such"

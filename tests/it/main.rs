@@ -32,6 +32,7 @@ mod queue;
 mod ready;
 mod refusals;
 mod reload;
+mod sessions;
 mod shared_cache;
 mod start;
 mod store;

@@ -3,7 +3,7 @@
 //! Three replicas at 12/s have 4/s each for their own. A replica that loses the store sends nothing for about four
 //! seconds, until the others must have noticed: the spans below leave that out.
 
-mod fleet;
+pub mod fleet;
 mod members;
 mod poisons;
 

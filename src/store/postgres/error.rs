@@ -40,8 +40,13 @@ pub enum Reason {
     Creation,
     /// The server's disk is full (53100).
     DiskFull,
-    /// Another session holds the row's lock (55P03), or a deadlock was broken (40P01).
+    /// Somebody else was at the row: its lock was held for too long (55P03, or 57014 where the role has a
+    /// `statement_timeout`), a deadlock was broken (40P01), or the isolation level forbids to go on from a change that was
+    /// waited for (40001).
     Locked,
+    /// The server would not execute this one statement: a trigger, a constraint, a type, a value (SQLSTATE class 22, 23, 44,
+    /// P0). Others may pass on the same session.
+    Refused,
     /// `store.url` cannot be understood, or names a file that cannot be read.
     Url,
     /// Anything else.
@@ -64,6 +69,7 @@ impl Reason {
             Reason::Privilege | Reason::Creation => "privilege",
             Reason::DiskFull => "disk_full",
             Reason::Locked => "locked",
+            Reason::Refused => "refused",
             Reason::Url => "url",
             Reason::Other => "other",
         }
@@ -95,6 +101,9 @@ impl Reason {
             }
             Reason::DiskFull => "free disk space on the server",
             Reason::Locked => "find the session that holds a lock on the cursor's row, in pg_locks",
+            Reason::Refused => {
+                "see the server's log: a trigger, a constraint or a column's type stands in the way"
+            }
             Reason::Url => "see store.url in the manual of the configuration",
             Reason::Other => "see the server's log",
         }
@@ -138,7 +147,7 @@ impl StoreError {
 
     /// Whether the session is of no more use.
     pub fn ends_session(&self) -> bool {
-        !matches!(self.reason, Reason::Locked | Reason::Away)
+        !matches!(self.reason, Reason::Locked | Reason::Refused | Reason::Away)
     }
 }
 
@@ -221,12 +230,40 @@ fn of_sql_state(code: &SqlState) -> Reason {
         }
         c if *c == SqlState::INSUFFICIENT_PRIVILEGE => Reason::Privilege,
         c if *c == SqlState::DISK_FULL => Reason::DiskFull,
-        c if *c == SqlState::LOCK_NOT_AVAILABLE || *c == SqlState::T_R_DEADLOCK_DETECTED => {
+        c if *c == SqlState::LOCK_NOT_AVAILABLE
+            || *c == SqlState::QUERY_CANCELED
+            || *c == SqlState::T_R_SERIALIZATION_FAILURE
+            || *c == SqlState::T_R_DEADLOCK_DETECTED =>
+        {
             Reason::Locked
         }
         c if c.code().starts_with("28") || *c == SqlState::INVALID_CATALOG_NAME => {
             Reason::Authentication
         }
+        c if ["22", "23", "44", "P0"].contains(&c.code().get(..2).unwrap_or_default()) => {
+            Reason::Refused
+        }
         _ => Reason::Other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_another_session_or_one_row_causes_ends_no_session() {
+        let ends =
+            |code| StoreError::new(of_sql_state(&SqlState::from_code(code)), "").ends_session();
+        for code in [
+            "55P03", "57014", "40001", "40P01", "22P02", "23502", "P0001",
+        ] {
+            assert!(!ends(code), "{code}");
+        }
+        for code in [
+            "57P01", "25006", "42P01", "26000", "0A000", "08006", "53300",
+        ] {
+            assert!(ends(code), "{code}");
+        }
     }
 }

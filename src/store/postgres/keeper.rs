@@ -1,7 +1,7 @@
 //! The task that keeps the connections, makes others when they are lost, and beats the heart.
 //!
-//! At most one attempt a second is made to connect, whoever waits; the first one after a loss comes at once. Each attempt
-//! resolves the host names anew, so that it follows a failover. A change is told in one line; its repetition is counted and not told.
+//! At most one attempt a second is made to connect, whoever waits; the first one after a loss comes at once, or a quarter of a
+//! second after the one before. Each attempt resolves the host names anew, so that it follows a failover. A change is told in one line; its repetition is counted and not told.
 
 use std::{
     collections::HashMap,
@@ -16,11 +16,11 @@ use tokio::{
 use tokio_postgres::types::{ToSql, Type};
 
 use super::{
-    CALL_DEADLINE, Sessions,
-    address::Address,
+    CALL_DEADLINE, LONG_PATIENCE,
     error::{Reason, StoreError},
     leases::{self, Beat},
-    session::{self, Missing, Prepared, Session, Wire},
+    session::{self, Opened, Plan, Prepared, Session, Wire},
+    sessions::Sessions,
     sql::{self, Table},
     watches::Watches,
 };
@@ -36,15 +36,15 @@ use crate::{
 /// The time from one attempt to connect to the next. (A growing pause would try a server that starts more often in its
 /// first second, and find it no sooner after that.)
 const ATTEMPT_EVERY: Duration = Duration::from_secs(1);
+/// The same where that attempt brought a session on which a heartbeat passed, and that was then lost.
+const ATTEMPT_AFTER_LOSS: Duration = Duration::from_millis(250);
 /// How often expired rows of ours are removed.
 const SWEEP_EVERY: Duration = Duration::from_secs(600);
 
 /// What the task works with.
 pub(super) struct Keeper {
-    pub(super) address: Address,
+    pub(super) plan: Arc<Plan>,
     pub(super) table: Table,
-    pub(super) missing: Missing,
-    pub(super) key_prefix: String,
     pub(super) publish: watch::Sender<Option<Arc<Sessions>>>,
     pub(super) losses: mpsc::Receiver<(Arc<Sessions>, StoreError)>,
     pub(super) clock: Arc<Mutex<ClockBounds>>,
@@ -58,6 +58,7 @@ impl Keeper {
         let mut told: Option<Reason> = None;
         while !self.publish.is_closed() {
             let attempt = Instant::now();
+            let mut pause = ATTEMPT_EVERY;
             match self.open().await {
                 Ok((sessions, wires)) => {
                     tracing::info!(
@@ -67,6 +68,9 @@ impl Keeper {
                     self.metrics.store_up(true);
                     let why = self.hold(sessions, wires).await;
                     let _ = self.publish.send(None);
+                    if self.membership.has_read() {
+                        pause = ATTEMPT_AFTER_LOSS;
+                    }
                     self.membership.lost();
                     self.metrics.store_up(false);
                     tracing::warn!(
@@ -84,48 +88,51 @@ impl Keeper {
                 }
             }
             // A server that takes connections and at once gives them up is not to be asked all the time either.
-            tokio::time::sleep_until(attempt + ATTEMPT_EVERY).await;
+            tokio::time::sleep_until(attempt + pause).await;
         }
     }
 
-    async fn open(&self) -> Result<(Arc<Sessions>, (Wire, Wire)), StoreError> {
-        let (main, main_wire) = session::open(&self.address, &self.table, self.missing).await?;
-        let (side, side_wire) = session::open(&self.address, &self.table, Missing::IsLeft).await?;
-        for (sent, received, now) in main.clock.iter().chain(&side.clock) {
+    /// The first connection finds the server, so that one which is away is asked once with each attempt; the others go to
+    /// the same, at the same time.
+    async fn open(&self) -> Result<(Arc<Sessions>, Wires), StoreError> {
+        let main = session::open(&self.plan).await?;
+        let (side, heart) = tokio::try_join!(
+            session::open_at(&self.plan, &main.server),
+            session::open_at(&self.plan, &main.server),
+        )?;
+        let opened = [main, side, heart];
+        for (sent, received, now) in opened.iter().flat_map(|o| &o.session.clock) {
             self.clock
                 .lock()
                 .unwrap_or_else(PoisonError::into_inner)
                 .observe(*sent, *received, *now);
         }
-        Ok((Arc::new(Sessions { main, side }), (main_wire, side_wire)))
+        let [(main, a), (side, b), (heart, c)] =
+            opened.map(|Opened { session, wire, .. }| (session, wire));
+        Ok((Arc::new(Sessions::new(main, side, heart)), Wires([a, b, c])))
     }
 
     /// Until the sessions are lost. Meanwhile the heart beats, and expired rows are swept.
-    async fn hold(
-        &mut self,
-        sessions: Arc<Sessions>,
-        (mut main, mut side): (Wire, Wire),
-    ) -> StoreError {
+    async fn hold(&mut self, sessions: Arc<Sessions>, mut wires: Wires) -> StoreError {
         let closed = || StoreError::new(Reason::Connection, "Postgres closed the connection");
         let mut sweep = tokio::time::interval(SWEEP_EVERY);
         let mut beat = tokio::time::interval(Membership::period());
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut settled = None;
-        let why = loop {
+        loop {
             tokio::select! {
-                end = &mut main => break end.ok().flatten().unwrap_or_else(closed),
-                end = &mut side => break end.ok().flatten().unwrap_or_else(closed),
+                end = wires.ended() => break end.unwrap_or_else(closed),
                 loss = self.losses.recv() => match loss {
                     Some((which, why)) if Arc::ptr_eq(&which, &sessions) => break why,
                     Some(_) => {}
                     None => break closed(),
                 },
                 _ = beat.tick() => {
-                    if let Err(e) = self.beat(&sessions.side).await
-                        && e.ends_session()
-                    {
+                    if let Err(e) = self.beat(&sessions.heart).await {
                         self.metrics.store_error(e.reason().label());
-                        break e;
+                        if e.ends_session() {
+                            break e;
+                        }
                     }
                     self.watches.read_on(&sessions, &self.table);
                     // Reservations begin when the others can know of it; who waits for a place looks again when it is
@@ -137,10 +144,7 @@ impl Keeper {
                 }
                 _ = sweep.tick() => self.sweep(&sessions),
             }
-        };
-        main.abort();
-        side.abort();
-        why
+        }
     }
 
     /// One heartbeat; two where the first only read the rows that the second needs to take a number, or came too late
@@ -198,25 +202,63 @@ impl Keeper {
     }
 
     fn sweep(&self, sessions: &Arc<Sessions>) {
-        let (sessions, text, prefix) = (
-            sessions.clone(),
-            sql::sweep(&self.table),
-            self.key_prefix.clone(),
-        );
+        let (sessions, text) = (sessions.clone(), sql::sweep(&self.table));
+        let prefix = self.plan.key_prefix.clone();
+        let names = self.membership.destinations();
         tokio::spawn(async move {
-            let params: [(&(dyn ToSql + Sync), _); 1] = [(&prefix, Type::TEXT)];
-            if let Err(e) = sessions
-                .side
-                .client
-                .query_typed(&text, &params)
-                .await
-                .map_err(StoreError::from)
-            {
+            if let Err(e) = sweep(&sessions, &text, &prefix, &names).await {
                 tracing::debug!(
                     reason = e.reason().label(),
                     "expired rows were not removed: {e}"
                 );
             }
         });
+    }
+}
+
+/// One pass, as one transaction that is sent at once.
+async fn sweep(
+    sessions: &Sessions,
+    text: &str,
+    prefix: &str,
+    names: &[String],
+) -> Result<(), StoreError> {
+    let _turn = sessions.turn(LONG_PATIENCE).await?;
+    let side = &sessions.side;
+    let params: [(&(dyn ToSql + Sync), _); 2] = [(&prefix, Type::TEXT), (&names, Type::TEXT_ARRAY)];
+    let pass = async {
+        let (begun, swept, ended) = tokio::join!(
+            side.client.batch_execute(sql::BEGIN_SWEEP),
+            side.client.query_typed(text, &params),
+            side.client.batch_execute("COMMIT"),
+        );
+        begun?;
+        swept?;
+        Ok(ended?)
+    };
+    side.await_reply(CALL_DEADLINE * 2, pass).await
+}
+
+/// What moves the bytes of the sessions. Dropped, they end.
+struct Wires([Wire; 3]);
+
+impl Wires {
+    /// Waits until one of them has ended.
+    async fn ended(&mut self) -> Option<StoreError> {
+        let [main, side, heart] = &mut self.0;
+        let end = tokio::select! {
+            end = main => end,
+            end = side => end,
+            end = heart => end,
+        };
+        end.ok().flatten()
+    }
+}
+
+impl Drop for Wires {
+    fn drop(&mut self) {
+        for wire in &self.0 {
+            wire.abort();
+        }
     }
 }

@@ -7,7 +7,7 @@ use tokio_postgres::types::{ToSql, Type};
 
 use super::{
     error::{Reason, StoreError},
-    session::Session,
+    session::{Lenient, Session},
     sql::{LOCK_TIMEOUT_MS, Table},
 };
 use crate::{membership::lease::FREED, pacing::time::StoreTime};
@@ -80,9 +80,9 @@ pub async fn beat(
     let row = rows
         .first()
         .ok_or_else(|| StoreError::new(Reason::Other, "the heartbeat returned no row"))?;
-    let (now, written, found): (i64, i64, String) =
+    let (now, written, found): (i64, i64, Lenient) =
         (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
-    let found: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&found)
+    let found: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&found.0)
         .map_err(|_| StoreError::new(Reason::Other, "the heartbeat returned no JSON"))?;
     let rows = found
         .into_iter()

@@ -41,9 +41,24 @@ const NUMBER: &str = "^[0-8]?[0-9]{1,9}([.][0-9]{0,40})?$";
 /// that a call given up on this side leaves no statement behind that would move the cursor later.
 pub const LOCK_TIMEOUT_MS: u32 = 400;
 
+/// Sets how long the statements that follow wait for a lock, in milliseconds; for a session that is ours alone.
+pub fn lock_timeout(wait: u32) -> String {
+    format!("SET lock_timeout = {wait}")
+}
+
+/// The statement `text`, made for a pooled session, with another wait for a lock.
+pub fn waiting(text: &str, wait: u32) -> String {
+    let setting = |wait: u32| format!("set_config('lock_timeout', '{wait}', true)");
+    text.replace(&setting(LOCK_TIMEOUT_MS), &setting(wait))
+}
+
 /// Session settings for a connection that is ours alone: the same as [`reserve`] makes for a pooled one.
 ///
 /// A commit need not reach the disk: a cursor lost in a crash is made good by the replicas' floors.
+///
+/// Each statement sees what was committed before it, whatever the role's or the database's default: with `repeatable read`,
+/// every wait for somebody else's change would end in an error. No session is too idle (PostgreSQL 14 or later), and the server
+/// finds out within seconds that we are gone.
 ///
 /// The others are for [`reserve_near`], whose plan must not depend on how large the table was when it was made: no scan of
 /// the whole table, however small, and no planning at each call. (What has no other way, such as [`sweep`], scans it all
@@ -51,7 +66,10 @@ pub const LOCK_TIMEOUT_MS: u32 = 400;
 pub fn session_settings() -> String {
     format!(
         "SET synchronous_commit = off; SET lock_timeout = {LOCK_TIMEOUT_MS}; SET enable_seqscan = off; \
-         SET enable_tidscan = on; SET plan_cache_mode = force_generic_plan; SET jit = off"
+         SET enable_tidscan = on; SET plan_cache_mode = force_generic_plan; SET jit = off; \
+         SET default_transaction_isolation = 'read committed'; SET tcp_keepalives_idle = 5; \
+         SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3; \
+         SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'"
     )
 }
 
@@ -298,8 +316,15 @@ pub fn watched(table: &Table) -> String {
 /// The store's clock: one row of one timestamptz.
 pub const CLOCK: &str = "SELECT clock_timestamp()";
 
-/// The key of a reservation that is only tried and taken back. No destination can have it: its names have no blank.
-pub const REHEARSAL_KEY: &str = "paceline rehearsal";
+/// The key of a reservation that is only tried and taken back. It is under the prefix, as a policy on rows may want it; no
+/// destination can have it, for names have no blank; and `chance` makes it one that nobody else waits for.
+pub fn rehearsal_key(key_prefix: &str, chance: u64) -> String {
+    format!("{key_prefix}paceline rehearsal {chance:016x}")
+}
+
+/// Begins the transaction of a rehearsal. Should we vanish, the server ends it soon.
+pub const BEGIN_REHEARSAL: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; \
+    SET LOCAL idle_in_transaction_session_timeout = 2000";
 
 /// Makes our own table. Never run for an adopted one.
 ///
@@ -316,11 +341,33 @@ pub fn create_table(table: &Table) -> String {
 pub const MAY_CREATE: &str = "SELECT current_schema()::text, \
     coalesce(has_schema_privilege(current_schema(), 'CREATE'), false), current_user::text";
 
-/// Removes rows under a prefix that have expired. Parameter: `$1` prefix (text). Rows of others are not touched.
+/// Begins the transaction of a [`sweep`], which ends with it in no more than the time that a call may take.
+pub const BEGIN_SWEEP: &str = "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL synchronous_commit = off; \
+    SET LOCAL statement_timeout = 500; SET LOCAL idle_in_transaction_session_timeout = 2000";
+
+/// Removes rows that are dead for sure, a part of them if they are many. Parameters: `$1` prefix (text), `$2` the names of all
+/// destinations (text[]).
+///
+/// Dead is only what paceline writes itself and what says so itself: a lease that was not renewed; a throttle that was not
+/// written for a day, and that of a whole destination only if it says that nothing is held back; and the cursor of a *host*
+/// that has passed an hour ago. All of them besides with an `expires` that has passed. The cursor of a destination is never removed: other programs may move it, and they need not care for `expires`.
+/// A row that somebody has locked is in use.
 pub fn sweep(table: &Table) -> String {
+    // A cursor that has passed means the same as none; what is no number was written by somebody else.
+    let passed = format!(
+        "CASE WHEN value ~ '{NUMBER}' THEN value::numeric < extract(epoch FROM now())::numeric - 3600 ELSE false END"
+    );
     format!(
-        "DELETE FROM {} WHERE starts_with(cache_key::text, $1::text) AND expires < now() - interval '1 minute'",
-        table.quoted()
+        "WITH dead AS MATERIALIZED (SELECT cache_key FROM {t} AS c, \
+         LATERAL (SELECT substr(c.cache_key::text, length($1::text) + 1) AS rest) AS key \
+         WHERE starts_with(c.cache_key::text, $1::text) AND expires < now() - interval '1 minute' AND CASE \
+         WHEN rest ~ '^lease:[0-9]+$' THEN NOT (CASE WHEN value ~ '^[0-9]{{1,18}} ' \
+         THEN split_part(value, ' ', 1)::numeric > (extract(epoch FROM now())::numeric - 60) * 1000000000 ELSE false END) \
+         WHEN starts_with(rest, 'throttle:') THEN split_part(value, ' ', 1) = '1' OR NOT substr(rest, 10) = ANY($2::text[]) \
+         WHEN position('/' IN rest) > 0 AND split_part(rest, '/', 1) = ANY($2::text[]) THEN {passed} \
+         ELSE false END LIMIT 1000 FOR UPDATE OF c SKIP LOCKED) \
+         DELETE FROM {t} WHERE cache_key IN (SELECT cache_key FROM dead)",
+        t = table.quoted()
     )
 }
 

@@ -3,8 +3,9 @@
 use tokio_postgres::types::{ToSql, Type};
 
 use super::{
-    CALL_DEADLINE, Postgres,
+    LONG_PATIENCE, Postgres,
     error::{Reason, StoreError},
+    session::Lenient,
     sql,
 };
 use crate::pacing::{
@@ -45,7 +46,7 @@ impl Postgres {
             .ok_or_else(|| StoreError::new(Reason::Other, "the write returned no row"))?;
         Ok(match row.try_get(0)? {
             true => Ok(()),
-            false => Err(row.try_get(1)?),
+            false => Err(row.try_get::<_, Option<Lenient>>(1)?.map(|t| t.0)),
         })
     }
 
@@ -82,25 +83,34 @@ impl Postgres {
             .run(&sql::throttles(&self.table), &[(&prefix, Type::TEXT)])
             .await?;
         rows.iter()
-            .map(|row| Ok((row.try_get(0)?, row.try_get(1)?)))
+            .map(|row| Ok((row.try_get(0)?, row.try_get::<_, Lenient>(1)?.0)))
             .collect()
     }
 
-    /// A statement beside the reservations.
+    /// A statement beside the reservations, in turn with those that wait for a lock.
     async fn run(
         &self,
         text: &str,
         params: &[(&(dyn ToSql + Sync), Type)],
     ) -> Result<Vec<tokio_postgres::Row>, StoreError> {
-        // An order to thousands of hosts must not stand in a heartbeat's way, which goes by the same connection.
+        // An order to thousands of hosts: few of its writes wait for their turn at a time, and none in vain.
         let _turn = self.side_calls.acquire().await;
         let Some(sessions) = self.sessions.borrow().clone() else {
             return Err(StoreError::new(Reason::Away, "no connection to Postgres"));
         };
-        let call = sessions.side.client.query_typed(text, params);
-        match tokio::time::timeout(CALL_DEADLINE, call).await {
-            Ok(rows) => Ok(rows?),
-            Err(_) => Err(StoreError::new(Reason::Timeout, "no reply from Postgres")),
+        let turn = sessions.turn(LONG_PATIENCE).await?;
+        let side = &sessions.side;
+        let call = async {
+            let call = side.client.query_typed(text, params);
+            let (_, rows) = tokio::join!(side.be_patient(turn.wait), call);
+            Ok(rows?)
+        };
+        let outcome = side.await_reply(self.deadline(), call).await;
+        if let Err(e) = &outcome
+            && e.reason() == Reason::Timeout
+        {
+            let _ = self.lost.try_send((sessions.clone(), e.again()));
         }
+        outcome
     }
 }

@@ -16,6 +16,7 @@ use tokio_postgres::types::Type;
 use super::{
     CALL_DEADLINE, Sessions,
     error::{Reason, StoreError},
+    session::Lenient,
     sql::{self, Table},
 };
 
@@ -98,17 +99,17 @@ impl Watches {
                 &keys as &(dyn tokio_postgres::types::ToSql + Sync),
                 Type::TEXT_ARRAY,
             )];
-            let call = sessions.side.client.query_typed(text, &params);
+            let call = sessions.heart.client.query_typed(text, &params);
             let found = tokio::time::timeout(CALL_DEADLINE, call)
                 .await
                 .map_err(|_| StoreError::new(Reason::Timeout, "no reply from Postgres"))??;
             let mut rows = HashMap::new();
             for row in &found {
-                let (key, text): (&str, Option<&str>) = (row.try_get(0)?, row.try_get(1)?);
-                rows.insert(key, text);
+                let (key, text): (&str, Option<Lenient>) = (row.try_get(0)?, row.try_get(1)?);
+                rows.insert(key, text.map(|t| t.0));
             }
             for row in &page {
-                let held = rows.get(row.1.as_str()).copied().flatten();
+                let held = rows.get(row.1.as_str()).and_then(Option::as_deref);
                 self.tell_one(row.clone(), held);
             }
         }
