@@ -3,7 +3,10 @@
 
 use std::collections::BTreeMap;
 
-use super::{Membership, Member, State, lease::{Lease, Seen, Word}};
+use super::{
+    Member, Membership, State,
+    lease::{Lease, Seen, Word},
+};
 use crate::{
     config::Rate,
     pacing::{
@@ -142,7 +145,9 @@ impl Membership {
                 continue;
             }
             let by = agreement.by.as_ref();
-            let whose = by.map_or("this replica".to_owned(), |m| format!("{} ({})", m.name(), m.state));
+            let whose = by.map_or("this replica".to_owned(), |m| {
+                format!("{} ({})", m.name(), m.state)
+            });
             let before = self.lock().disputed.get(destination).cloned();
             if before.as_ref() != Some(&whose) {
                 tracing::warn!(

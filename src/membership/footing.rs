@@ -118,7 +118,8 @@ impl Footing {
 
     /// The last instant at which the others may have been told so.
     pub fn last_claim(&self) -> LocalTime {
-        self.under_way.map_or(self.last_claim, |by| self.last_claim.max(by))
+        self.under_way
+            .map_or(self.last_claim, |by| self.last_claim.max(by))
     }
 }
 

@@ -34,11 +34,19 @@ impl Tally {
         };
         sent.total += 1;
         // The store's clock was set back: what was counted ahead of it would hide what is sent from now on.
-        while sent.seconds.last_key_value().is_some_and(|(s, _)| *s > second + UNSETTLED) {
+        while sent
+            .seconds
+            .last_key_value()
+            .is_some_and(|(s, _)| *s > second + UNSETTLED)
+        {
             sent.seconds.pop_last();
         }
         *sent.seconds.entry(second).or_insert(0) += 1;
-        while sent.seconds.first_key_value().is_some_and(|(s, _)| *s <= second - TOLD_SECONDS) {
+        while sent
+            .seconds
+            .first_key_value()
+            .is_some_and(|(s, _)| *s <= second - TOLD_SECONDS)
+        {
             sent.seconds.pop_first();
         }
     }
@@ -76,8 +84,13 @@ impl Sent {
     /// No more bytes than this tell of it: its name twice with what JSON puts around it, the total, the first second, and
     /// seven digits and a comma for each second since.
     fn longest(&self, name: &str) -> usize {
-        let (first, last) = (self.seconds.first_key_value(), self.seconds.last_key_value());
-        let span = first.zip(last).map_or(0, |((first, _), (last, _))| last - first + 1);
+        let (first, last) = (
+            self.seconds.first_key_value(),
+            self.seconds.last_key_value(),
+        );
+        let span = first
+            .zip(last)
+            .map_or(0, |((first, _), (last, _))| last - first + 1);
         2 * (name.len() + 4) + 16 + 21 + 8 * usize::try_from(span).unwrap_or(0)
     }
 }

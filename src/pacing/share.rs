@@ -81,16 +81,18 @@ pub fn terms(now: LocalTime, facts: &Facts) -> Terms {
         if noticed && facts.number.is_some() {
             return alone;
         }
-        // As long as the others leave room for this replica it leaves it too: then it may go over to its share, and come
-        // back, as often as it must, and the sum of both stays under the ceiling.
-        let extra = facts.number.is_none() && facts.all_held;
-        let unclaimed = !facts.claimed && !extra;
-        let silent = facts.silent.saturating_add(u32::from(unclaimed));
-        if silent < of {
-            return Terms::Shared { silent, of };
+        // One without a number has no share to go over to, and nobody leaves room for it.
+        if facts.claimed || facts.number.is_none() {
+            return match facts.silent {
+                silent if silent < of => Terms::Shared { silent, of },
+                _ => Terms::Nothing,
+            };
         }
-        if !unclaimed {
-            return Terms::Nothing;
+        // The others leave room for this replica, and while it may not use that yet it leaves it too: so it may go over to
+        // its share, and come back, as often as it must, and the sum of both stays under the ceiling.
+        let silent = facts.silent.saturating_add(1);
+        if silent < of && now < facts.last_claim.plus(NOTICED_AFTER) {
+            return Terms::Shared { silent, of };
         }
     }
     if (facts.number.is_none() && facts.all_held) || facts.taken >= of {
@@ -231,13 +233,17 @@ mod tests {
     }
 
     #[test]
-    fn who_has_not_claimed_the_cursor_leaves_room_for_itself_and_may_leave_it_at_any_time() {
+    fn who_has_not_claimed_the_cursor_leaves_room_for_itself_until_it_may_use_its_share() {
         let back = Facts {
             claimed: false,
             ..facts()
         };
         let late = LocalTime(SECOND).plus(NOTICED_AFTER);
-        assert_eq!(terms(late, &back), Terms::Shared { silent: 1, of: 3 });
+        assert_eq!(
+            terms(late.plus(-1), &back),
+            Terms::Shared { silent: 1, of: 3 }
+        );
+        assert_eq!(terms(late, &back), ALONE);
         // No room is left on the cursor but that for itself: its share has it, once it may be used.
         let last = Facts { silent: 2, ..back };
         assert_eq!(terms(late, &last), ALONE);

@@ -209,13 +209,9 @@ impl Keeper {
                 .iter()
                 .map(|(key, text)| (key.as_str(), text.as_str()))
                 .collect();
-            let again = self.membership.heard(
-                &pulse,
-                received,
-                echo.now,
-                echo.written,
-                echo.rows.clone(),
-            );
+            let again =
+                self.membership
+                    .heard(&pulse, received, echo.now, echo.written, echo.rows.clone());
             self.watches.tell(&watched, &rows);
             if !again {
                 break;

@@ -117,8 +117,8 @@ pub async fn beat(
         .ok_or_else(|| unreadable("the heartbeat returned no row"))?;
     let (now, written, found): (i64, i64, String) =
         (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
-    let found: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&found)
-        .map_err(|_| unreadable("the heartbeat returned no JSON"))?;
+    let found: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_str(&found).map_err(|_| unreadable("the heartbeat returned no JSON"))?;
     let rows = found
         .into_iter()
         .filter_map(|(k, v)| Some((k, v.as_str()?.to_owned())));
@@ -186,7 +186,10 @@ mod tests {
 
     #[test]
     fn only_what_the_server_says_of_the_statement_itself_is_sure() {
-        for code in ["P0001", "55P03", "57014", "22001", "42804", "23505", "53100", "40001", "25006", "XX000"] {
+        for code in [
+            "P0001", "55P03", "57014", "22001", "42804", "23505", "53100", "40001", "25006",
+            "XX000",
+        ] {
             assert!(is_undone(code), "{code}");
         }
         for code in ["08006", "08P01", "57P01", "57P03", "58000", "40003"] {
