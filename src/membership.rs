@@ -5,8 +5,12 @@
 //! figures over all replicas. The rules are in [`crate::pacing::share`] and [`lease`]; this file keeps the state and
 //! beats once a second.
 
+mod agreement;
 pub mod cluster;
+pub mod footing;
 pub mod lease;
+mod members;
+pub mod sent;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -18,23 +22,26 @@ use std::{
     time::Duration,
 };
 
+pub use self::{agreement::Agreement, members::Member};
 use self::{
-    cluster::{Cluster, Figures, TOLD_SECONDS},
+    cluster::{Cluster, Figures},
+    footing::Footing,
     lease::{Seen, Word, choose},
+    sent::Tally,
 };
 use crate::{
     config,
     log::Seldom,
     pacing::{
-        share::{self, Facts, HEARTBEAT, Terms},
+        share::HEARTBEAT,
         time::{LocalTime, Nanos, SECOND, StoreTime, duration, nanos, seconds},
     },
 };
 
 /// Reservations of one cursor that fail for this long, although heartbeats pass, are told to the others.
 const FAILING_AFTER: Nanos = SECOND;
-/// Cursors told of at most: more than this is the store's failure and not theirs.
-const FAILING_LIMIT: usize = 64;
+/// A cursor that was not tried for this long fails nobody; a lane with requests tries each second at least.
+const FAILING_UNTIL: Nanos = 3 * SECOND;
 
 /// The blocker of a replica that has reached the store and will have a number with its next heartbeat.
 pub const NO_LEASE_YET: &str = "no_lease_yet";
@@ -48,47 +55,43 @@ pub struct Membership {
     max_replicas: u32,
     of: u32,
     ttl: Nanos,
-    began: LocalTime,
     /// Grows whenever what the replicas agree on may have changed.
     edition: AtomicU64,
     state: Mutex<State>,
     full: Seldom,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
+    footing: Footing,
     /// The configured ones, by destination.
     ceilings: BTreeMap<String, f64>,
     number: Option<u32>,
     all_held: bool,
-    /// A heartbeat has passed on the present session.
-    heard: bool,
-    /// The latest heartbeat on it did not pass.
-    missed: bool,
-    last_heard: Option<LocalTime>,
+    /// Heartbeats made so far, and how many have failed since one has passed.
+    beats: u64,
+    missed: u32,
     /// The store's clock when the rows were last read, and where the local clock was then.
     read: Option<(StoreTime, LocalTime)>,
     rows: BTreeMap<u32, Seen>,
+    /// The numbers whose rows were read then.
+    asked: BTreeSet<u32>,
     cluster: Cluster,
+    /// Cursors that could not be moved. Each has a lane that tries it, so they are no more than those.
     failing: HashMap<String, Failing>,
-    /// Destinations about whose ceiling the replicas disagree.
-    disputed: BTreeSet<String>,
-    sent: HashMap<String, Sent>,
+    /// Destinations about whose ceiling the replicas disagree, and whose is in force in what state.
+    disputed: BTreeMap<String, String>,
+    sent: Tally,
 }
 
 /// A cursor that could not be moved.
 #[derive(Clone, Copy, Debug)]
 struct Failing {
     since: LocalTime,
+    /// When it was tried last.
+    tried: LocalTime,
     /// When the heartbeat that told of it had passed.
     told: Option<LocalTime>,
-}
-
-/// What this replica sent to one destination.
-#[derive(Debug, Default)]
-struct Sent {
-    total: u64,
-    seconds: BTreeMap<i64, u64>,
 }
 
 /// A heartbeat to be written.
@@ -109,23 +112,11 @@ pub struct Pulse {
     pub keys: Vec<String>,
     /// How many seconds the row must stay.
     pub lasts: f64,
+    /// Whether it says that this replica is on the shared cursor.
+    pub claims: bool,
     number: Option<u32>,
+    numbers: BTreeSet<u32>,
     failing: BTreeSet<String>,
-}
-
-/// A replica, for those who look on.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Member {
-    /// Its number.
-    pub number: u32,
-    /// Its name.
-    pub replica: String,
-    /// Whether it is this one.
-    pub is_self: bool,
-    /// Whether it is heard, silent, or has lapsed.
-    pub state: &'static str,
-    /// How long it has not been heard, in seconds.
-    pub silent_for: f64,
 }
 
 impl Membership {
@@ -144,11 +135,21 @@ impl Membership {
             max_replicas: settings.max_replicas.max(1),
             of: settings.shares(),
             ttl: nanos(settings.lease_ttl),
-            began,
             edition: AtomicU64::new(0),
             state: Mutex::new(State {
+                footing: Footing::new(began),
                 ceilings,
-                ..State::default()
+                number: None,
+                all_held: false,
+                beats: 0,
+                missed: 0,
+                read: None,
+                rows: BTreeMap::new(),
+                asked: BTreeSet::new(),
+                cluster: Cluster::default(),
+                failing: HashMap::new(),
+                disputed: BTreeMap::new(),
+                sent: Tally::default(),
             }),
             full: Seldom::default(),
         }
@@ -180,53 +181,6 @@ impl Membership {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How the cursor called `cursor` may be paced now.
-    pub fn terms(&self, cursor: &str, now: LocalTime) -> Terms {
-        let state = self.lock();
-        share::terms(now, &self.facts(&state, cursor, now))
-    }
-
-    fn facts(&self, state: &State, cursor: &str, now: LocalTime) -> Facts {
-        let last_heard = state.last_heard.unwrap_or(self.began);
-        let failing = state.failing.get(cursor);
-        // With the whole table locked no heartbeat can tell of it: the others notice our silence.
-        let unheard = failing
-            .filter(|f| state.missed && f.is_told_of(now))
-            .map(|_| last_heard);
-        Facts {
-            heard: state.heard,
-            last_heard,
-            stuck: failing.and_then(|f| f.told).or(unheard),
-            number: state.number,
-            all_held: state.all_held,
-            silent: self.silent(state, Some(cursor), now),
-            of: self.shares(state, now),
-        }
-    }
-
-    /// Shares of others who may be sending by themselves: silent ones, and those that cannot move `cursor`.
-    fn silent(&self, state: &State, cursor: Option<&str>, now: LocalTime) -> u32 {
-        let silent = self.others(state).filter(|row| {
-            let failing = row
-                .lease
-                .as_ref()
-                .zip(cursor)
-                .is_some_and(|(l, c)| l.word.failing.contains(c));
-            (failing && !row.has_lapsed(now, self.ttl)) || row.is_silent(now, self.ttl)
-        });
-        u32::try_from(silent.count()).unwrap_or(u32::MAX)
-    }
-
-    /// The leases of others.
-    fn others<'s>(&'s self, state: &'s State) -> impl Iterator<Item = &'s Seen> {
-        let is_other = |row: &&Seen| {
-            row.lease
-                .as_ref()
-                .is_some_and(|l| l.incarnation != self.incarnation)
-        };
-        state.rows.values().filter(is_other)
-    }
-
     /// A reservation of `cursor` was made (`true`) or failed. One that goes on failing is told to the others.
     pub fn reserved(&self, cursor: &str, made: bool, now: LocalTime) {
         let mut state = self.lock();
@@ -235,31 +189,25 @@ impl Membership {
             if failed.is_some_and(|f| f.told.is_some()) {
                 tracing::info!(cursor, "the cursor's row can be moved again");
             }
-        } else if state.heard && state.failing.len() < FAILING_LIMIT {
+        } else if state.footing.passes() {
             // Without heartbeats it is the store that fails, and not this cursor.
-            state.failing.entry(cursor.to_owned()).or_insert(Failing {
+            let fresh = Failing {
                 since: now,
+                tried: now,
                 told: None,
-            });
+            };
+            let failing = state.failing.entry(cursor.to_owned()).or_insert(fresh);
+            failing.tried = failing.tried.max(now);
         }
     }
 
     /// A request to `destination` went out in the store's second `second`.
     pub fn dispatched(&self, destination: &str, second: i64) {
-        let mut state = self.lock();
-        let sent = match state.sent.get_mut(destination) {
-            Some(sent) => sent,
-            None => state.sent.entry(destination.to_owned()).or_default(),
-        };
-        sent.total += 1;
-        *sent.seconds.entry(second).or_insert(0) += 1;
-        while sent.seconds.len() > TOLD_SECONDS as usize {
-            sent.seconds.pop_first();
-        }
+        self.lock().sent.dispatched(destination, second);
     }
 
-    /// The next heartbeat; when it is not written by `until`, it is not to be written.
-    pub fn pulse(&self, now: LocalTime, until: Option<StoreTime>) -> Pulse {
+    /// The next heartbeat. Its reply counts until `by`; when it is not written by `until`, it is not to be written.
+    pub fn pulse(&self, now: LocalTime, by: LocalTime, until: Option<StoreTime>) -> Pulse {
         let mut state = self.lock();
         let number = match state.number {
             // Before the rows have been read once, a heartbeat only reads.
@@ -273,42 +221,64 @@ impl Membership {
             None => number.and_then(|n| Some(state.rows.get(&n)?.text.clone())),
         };
         state.all_held = number.is_none() && state.read.is_some();
-        let failing: BTreeSet<String> = state
+        // Who asked for it has given up: the others need no longer leave room, and who asks next finds the shared cursor.
+        state
+            .failing
+            .retain(|_, f| now.since(f.tried) < FAILING_UNTIL);
+        let mut failing: BTreeSet<String> = state
             .failing
             .iter()
-            .filter(|(_, f)| state.heard && f.is_told_of(now))
+            .filter(|(_, f)| state.footing.passes() && f.is_told_of(now))
             .map(|(cursor, _)| cursor.clone())
             .collect();
+        // So many are the store's failure and not theirs: the others leave room for all that we may send.
+        let too_many = !lease::can_be_told(failing.iter());
+        if too_many {
+            failing.clear();
+        }
+        // A number is taken by a heartbeat that leaves the cursor to the others.
+        let claims = state.number.is_some() && !too_many && state.footing.claims(now);
+        if claims {
+            state.footing.sends_claim(by);
+        }
+        let second = store_now(&state, now).map_or(0, |t| t.0.div_euclid(SECOND));
+        let (dispatches, seconds_sent) = state.sent.tell(second);
+        // The first of all reads all.
+        let beat = match state.read {
+            Some(_) => state.beats + 1,
+            None => 0,
+        };
+        state.beats += 1;
         let word = Word {
             shares: self.of,
+            of: self.shares(&state, now),
             replica: self.replica.clone(),
             ceilings: state.ceilings.clone(),
-            dispatches: state
-                .sent
-                .iter()
-                .map(|(d, s)| (d.clone(), s.total))
-                .collect(),
-            seconds: state
-                .sent
-                .iter()
-                .map(|(d, s)| (d.clone(), s.seconds.clone()))
-                .collect(),
+            dispatches,
+            seconds: seconds_sent,
             failing: failing.clone(),
+            alone: !claims,
+            beat: state.beats,
         };
+        let highest = state.rows.keys().next_back().copied();
+        let numbers = lease::to_read(self.max_replicas, highest, beat);
         Pulse {
             key: number.map(|n| self.key(n)),
             seen,
             until,
+            claims,
             number,
             incarnation: self.incarnation.clone(),
             word: word.to_text(),
-            keys: (0..self.max_replicas).map(|n| self.key(n)).collect(),
+            keys: numbers.iter().map(|n| self.key(*n)).collect(),
             lasts: seconds(self.ttl.saturating_mul(2).max(60 * SECOND)),
+            numbers: numbers.into_iter().collect(),
             failing,
         }
     }
 
-    /// A heartbeat came back: the store's `now`, whether our row was written, and all rows as they were before.
+    /// A heartbeat came back: the store's `now`, whether our row was written, and all rows as they were before. Returns
+    /// whether another is to follow at once.
     pub fn heard(
         &self,
         pulse: &Pulse,
@@ -316,9 +286,9 @@ impl Membership {
         now: StoreTime,
         written: bool,
         rows: Vec<(String, String)>,
-    ) {
+    ) -> bool {
         let mut state = self.lock();
-        let was = (state.number, state.all_held);
+        let was = state.number;
         let last = state.read.map(|(_, at)| at);
         state.read = Some((now, received));
         let prefix = self.lease_prefix();
@@ -328,30 +298,33 @@ impl Membership {
                 continue;
             };
             present.insert(number);
-            if state.rows.get(&number).is_none_or(|r| r.text != text) {
-                let seen = Seen::new(text, received, now, last);
+            let before = state.rows.get(&number);
+            if before.is_none_or(|r| r.text != text) {
+                let last = last.filter(|_| state.asked.contains(&number));
+                let seen = Seen::new(text, received, now, last, before);
                 state.rows.insert(number, seen);
             }
         }
         // A row that is gone was not given back: its replica is remembered until it lapses.
-        state
-            .rows
-            .retain(|n, row| present.contains(n) || !row.has_lapsed(received, self.ttl));
+        state.rows.retain(|n, row| {
+            present.contains(n) || !pulse.numbers.contains(n) || !row.has_lapsed(received, self.ttl)
+        });
+        state.asked.clone_from(&pulse.numbers);
         state.number = pulse.number.filter(|_| written);
         if state.number.is_some() {
             state.all_held = false;
         }
-        if !state.heard {
+        if !state.footing.passes() {
             // What failed before was the store; nobody has been told anything else.
             state.failing.clear();
         }
-        state.heard = true;
-        state.missed = false;
-        state.last_heard = Some(received);
-        for cursor in &pulse.failing {
-            if let Some(failing) = state.failing.get_mut(cursor)
-                && failing.told.is_none()
-            {
+        state.missed = 0;
+        state.footing.passed(received, pulse.claims && written);
+        for (cursor, failing) in &mut state.failing {
+            // One that leaves the cursor leaves all of them.
+            let told = pulse.failing.contains(cursor)
+                || (written && !pulse.claims && failing.is_told_of(received));
+            if told && failing.told.is_none() {
                 failing.told = Some(received);
                 tracing::warn!(
                     cursor,
@@ -372,10 +345,12 @@ impl Membership {
                 .any(|l| l.incarnation == i)
         });
         let (number, all_held) = (state.number, state.all_held);
+        let claim_is_due = number.is_some() && !pulse.claims && state.footing.claims(received);
+        let too_many = claim_is_due && state.failing.values().any(|f| f.told.is_some());
         drop(state);
         self.edition.fetch_add(1, Relaxed);
         self.tell_disputes(received);
-        if number != was.0 {
+        if number != was {
             match number {
                 Some(n) => tracing::info!(number = n, replica = self.replica, "lease taken"),
                 None => tracing::warn!(
@@ -391,52 +366,27 @@ impl Membership {
                 self.holders()
             );
         }
+        last.is_none() || (claim_is_due && !too_many)
     }
 
-    /// One line for each destination whose ceiling begins or ends to be in dispute.
-    fn tell_disputes(&self, now: LocalTime) {
-        let disputed = |(d, own): (&String, &f64)| {
-            let (least, differ) = self.agreed(d, *own, now);
-            differ.then(|| (d.clone(), least))
-        };
-        let ceilings = self.lock().ceilings.clone();
-        let now: BTreeMap<String, f64> = ceilings.iter().filter_map(disputed).collect();
-        let names = now.keys().cloned().collect();
-        let before = std::mem::replace(&mut self.lock().disputed, names);
-        for (destination, least) in now.iter().filter(|(d, _)| !before.contains(*d)) {
-            tracing::warn!(
-                destination,
-                in_force = least,
-                own = ceilings.get(destination),
-                "replicas are configured with different rates; the smallest is in force: set the same in every one"
-            );
-        }
-        for destination in before.iter().filter(|d| !now.contains_key(*d)) {
-            tracing::info!(
-                destination,
-                "all replicas are configured with one rate again"
-            );
-        }
-    }
-
-    /// A heartbeat did not pass: surely, or, with `until`, it may yet have been written by then.
-    pub fn unheard(&self, until: Option<LocalTime>) {
+    /// A heartbeat did not pass: surely, or it may yet be written until it was to. Returns how many have failed in a row.
+    pub fn unheard(&self, now: LocalTime, surely: bool) -> u32 {
         let mut state = self.lock();
-        state.missed = true;
-        if state.number.is_some() {
-            state.last_heard = state.last_heard.max(until);
-        }
+        state.footing.failed(now, surely);
+        state.missed = state.missed.saturating_add(1);
+        state.missed
     }
 
-    /// Whether the rows have been read on the present session.
+    /// Whether the rows have been read on the present session, and heartbeats go on passing.
     pub fn has_read(&self) -> bool {
-        self.lock().heard
+        self.lock().footing.passes()
     }
 
     /// The sessions are gone.
-    pub fn lost(&self) {
+    pub fn lost(&self, now: LocalTime) {
         let mut state = self.lock();
-        state.heard = false;
+        state.footing.lost(now);
+        state.missed = 0;
         // Only what the others were told of keeps its meaning: they go on leaving room for it.
         state.failing.retain(|_, f| f.told.is_some());
     }
@@ -447,87 +397,14 @@ impl Membership {
         match state.number {
             Some(_) => None,
             None if state.all_held => Some("all_numbers_held"),
-            None if state.heard => Some(NO_LEASE_YET),
+            None if state.footing.passes() => Some(NO_LEASE_YET),
             None => None,
         }
     }
 
     /// Whether the store is out of reach for this replica.
     pub fn is_degraded(&self) -> bool {
-        !self.lock().heard
-    }
-
-    /// The smallest ceiling that a live replica is configured with, and whether they disagree.
-    pub fn agreed(&self, destination: &str, own: f64, now: LocalTime) -> (f64, bool) {
-        let state = self.lock();
-        // While the store is away the last agreement holds, however long that is: the others hold to it too.
-        let at = match state.read {
-            Some((_, read)) if !state.heard => read,
-            _ => now,
-        };
-        let shares_differ = self
-            .words(&state, at)
-            .any(|w| w.shares != 0 && w.shares != self.of);
-        let theirs = self
-            .words(&state, at)
-            .filter_map(|word| word.ceilings.get(destination).copied());
-        theirs.fold((own, shares_differ), |(least, differ), c| {
-            (least.min(c), differ || c != own)
-        })
-    }
-
-    /// What the others said whose leases had not lapsed at `at`.
-    fn words<'s>(&'s self, state: &'s State, at: LocalTime) -> impl Iterator<Item = &'s Word> {
-        self.others(state)
-            .filter(move |row| !row.has_lapsed(at, self.ttl))
-            .filter_map(|row| row.lease.as_ref().map(|lease| &lease.word))
-    }
-
-    /// Into how many shares the ceiling is divided. Replicas that are configured with different numbers would send more
-    /// than all of it, each on its own; so the largest counts.
-    fn shares(&self, state: &State, now: LocalTime) -> u32 {
-        self.words(state, now)
-            .map(|w| w.shares)
-            .fold(self.of, u32::max)
-    }
-
-    /// Which part of the ceiling is sent at the moment by those on the same footing as this replica: all of it, what is
-    /// left beside silent ones, or its own share.
-    pub fn part(&self, cursor: &str, now: LocalTime) -> f64 {
-        match self.terms(cursor, now) {
-            Terms::Shared { silent, of } => f64::from(of - silent) / f64::from(of),
-            Terms::Alone(share) => 1.0 / f64::from(share.of),
-            Terms::Hold(_) | Terms::Nothing => 0.0,
-        }
-    }
-
-    /// Live and silent replicas, this one included.
-    pub fn count(&self, now: LocalTime) -> (usize, usize) {
-        let members = self.members(now);
-        let of = |state| members.iter().filter(|m| m.state == state).count();
-        (of("live"), of("silent"))
-    }
-
-    /// All replicas that hold a number.
-    pub fn members(&self, now: LocalTime) -> Vec<Member> {
-        let state = self.lock();
-        let member = |(number, row): (&u32, &Seen)| {
-            let lease = row.lease.as_ref()?;
-            let is_self = lease.incarnation == self.incarnation;
-            Some(Member {
-                number: *number,
-                replica: lease.word.replica.clone(),
-                is_self,
-                state: match () {
-                    () if is_self && state.heard && !state.missed => "live",
-                    () if row.has_lapsed(now, self.ttl) => "lapsed",
-                    () if row.is_silent(now, self.ttl) => "silent",
-                    () => "live",
-                },
-                silent_for: seconds(row.age(now)),
-            })
-        };
-        state.rows.iter().filter_map(member).collect()
+        !self.lock().footing.passes()
     }
 
     /// The figures of `destination` over all replicas.
@@ -551,53 +428,6 @@ impl Membership {
                 .cluster
                 .per_second(destination, at.0.div_euclid(SECOND)),
         }
-    }
-
-    /// The row of the silent or lapsed replica called `name`, to be freed: its key, and what stands in it.
-    ///
-    /// # Errors
-    /// There is none, or it lives; the text says which.
-    pub fn to_forget(&self, name: &str, now: LocalTime) -> Result<(String, String), String> {
-        let members = self.members(now);
-        let Some(member) = members.iter().find(|m| m.replica == name) else {
-            return Err(format!(
-                "no replica is called {name}; those known: {}",
-                self.holders()
-            ));
-        };
-        if member.state == "live" {
-            return Err(format!(
-                "{name} lives; stop it first, which frees its number by itself"
-            ));
-        }
-        let row = self
-            .lock()
-            .rows
-            .get(&member.number)
-            .map(|r| r.text.clone())
-            .unwrap_or_default();
-        Ok((self.key(member.number), row))
-    }
-
-    /// The key and the incarnation of our own lease, if we have one.
-    pub fn own(&self) -> Option<(String, String)> {
-        let number = self.lock().number?;
-        Some((self.key(number), self.incarnation.clone()))
-    }
-
-    fn holders(&self) -> String {
-        let members = self.members(LocalTime::now());
-        let say = |m: &Member| match m.state {
-            "live" => format!("{} holds {}", m.replica, m.number),
-            other => format!(
-                "{} holds {} ({other} for {:.0} s)",
-                m.replica, m.number, m.silent_for
-            ),
-        };
-        if members.is_empty() {
-            return "none yet".to_owned();
-        }
-        members.iter().map(say).collect::<Vec<_>>().join(", ")
     }
 
     fn lease_prefix(&self) -> String {

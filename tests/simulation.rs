@@ -197,9 +197,10 @@ fn near_and_far_replicas_keep_one_pace() {
         // How far away the store is takes a far replica a few calls to learn, each of a quarter of a second.
         let used = later_use(plan, &departures);
         assert!(used >= 0.99, "seed {}: {used}; {plan:#?}", plan.seed);
-        let most = departures.iter().enumerate().map(|(i, t)| {
-            departures[i..].partition_point(|u| u - t <= SECOND)
-        });
+        let most = departures
+            .iter()
+            .enumerate()
+            .map(|(i, t)| departures[i..].partition_point(|u| u - t <= SECOND));
         // Both ends of the second, and requests that wake a little late.
         let allowed = (SECOND + MILLISECOND) / plan.interval + 1;
         let most = most.max().unwrap_or(0) as i64;
@@ -447,6 +448,49 @@ fn whoever_loses_the_store_the_ceiling_holds_and_everybody_sends() {
     assert!(sent > 0);
 }
 
+/// A history with one trouble: the session of the last replica ends each quarter to three quarters of a second.
+fn play_flapping(seed: u64, flaw: Flaw) -> (Outages, usize) {
+    let mut random = Random::new(seed);
+    let mut plan = OutagePlan::drawn(seed, &mut random);
+    plan.troubles.clear();
+    plan.busy = vec![true; plan.replicas];
+    plan.numbers = vec![plan.max_replicas; plan.replicas];
+    plan.faster = vec![1; plan.replicas];
+    let who = plan.replicas - 1;
+    plan.flap(who, FLAPS_FROM, plan.span, &mut random);
+    let (world, outcome) = Outages::run(plan, flaw);
+    if let Err(broken) = outcome {
+        panic!("seed {seed}: {broken}");
+    }
+    (world, who)
+}
+
+/// When sessions begin to end, and when the first waiting is over.
+const FLAPS_FROM: i64 = 20 * SECOND;
+const SETTLED: i64 = FLAPS_FROM + 8 * SECOND;
+
+#[test]
+fn a_replica_whose_sessions_do_not_last_goes_on_at_its_share() {
+    for seed in 1..=60 {
+        let (world, who) = play_flapping(seed, Flaw::Nothing);
+        let sent = |s: &&simulation::outages::Sent| s.by == who && s.at >= SETTLED;
+        let sent: Vec<i64> = world.sent.iter().filter(sent).map(|s| s.at).collect();
+        let span = world.plan.span - SETTLED;
+        let round = i64::from(world.plan.max_replicas) * world.plan.interval;
+        let least = 0.6 * span as f64 / round as f64;
+        assert!(
+            sent.len() as f64 >= least,
+            "seed {seed}: {} of {least}",
+            sent.len()
+        );
+        let longest = sent.windows(2).map(|w| w[1] - w[0]).max();
+        assert!(
+            longest.is_some_and(|l| l <= SECOND + 3 * round),
+            "seed {seed}: nothing for {longest:?}"
+        );
+    }
+}
+
 #[test]
 fn planted_flaws_of_the_time_without_the_store_are_found() {
     for (flaw, by) in [
@@ -456,6 +500,11 @@ fn planted_flaws_of_the_time_without_the_store_are_found() {
         (Flaw::FailClosed, "pause: "),
         (Flaw::LateHeartbeats, "ceiling: "),
         (Flaw::VanishedIsFreed, "ceiling: "),
+        (Flaw::OwnNumbersOnly, "ceiling: "),
+        (Flaw::OwnCeilingOnly, "ceiling: "),
+        (Flaw::OwnSharesOnly, "ceiling: "),
+        (Flaw::AlwaysClaims, "ceiling: "),
+        (Flaw::FailingIsKept, "healing: "),
     ] {
         let found = (1..3_000).find_map(|seed| {
             let plan = OutagePlan::drawn(seed, &mut Random::new(seed));

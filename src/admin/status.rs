@@ -89,6 +89,20 @@ fn destination(admin: &Admin, destination: &Arc<Destination>, now: LocalTime) ->
             Terms::Hold(_) | Terms::Nothing => "waiting",
         },
     };
+    let ceiling_of = match &admin.store {
+        Store::Memory(_) => None,
+        Store::Postgres(store) => {
+            let agreement = store.membership().agreement(&config.name, s.ceiling, now);
+            agreement.by.map(|m| {
+                json!({
+                    "replica": m.name(),
+                    "state": m.state,
+                    "silent_for_seconds": m.silent_for,
+                    "rate": agreement.ceiling,
+                })
+            })
+        }
+    };
     let stop = |reason: &str, halt: Halt| json!({"reason": reason, "rest_seconds": seconds(halt.until.since(now))});
     json!({
         "name": config.name,
@@ -114,6 +128,7 @@ fn destination(admin: &Admin, destination: &Arc<Destination>, now: LocalTime) ->
         "settings": settings(&config),
         "mode": mode,
         "disagreement": s.disagreement,
+        "ceiling_of": ceiling_of,
         "multiplier": s.regime.multiplier,
         "locked_out": s.regime.halt.and_then(|halt| match halt.cause {
             Cause::Lockout(status) => Some(stop(&format!("several URLs answered {status}"), halt)),
@@ -173,7 +188,14 @@ pub fn in_words(destination: &Value) -> String {
         _ => {}
     }
     if destination["disagreement"] == true {
-        words.push("replicas disagree on the rate".to_owned());
+        let of = &destination["ceiling_of"];
+        words.push(match (of["replica"].as_str(), of["state"].as_str()) {
+            (Some(name), Some(state)) => {
+                let name: String = name.chars().filter(|c| !c.is_control()).collect();
+                format!("replicas disagree: the rate of {name} ({state}) is in force")
+            }
+            _ => "replicas disagree on the rate".to_owned(),
+        });
     }
     match words.is_empty() {
         true => "paced".to_owned(),
@@ -240,6 +262,13 @@ mod tests {
             destination[key] = value;
             assert_eq!(in_words(&destination), words);
         }
+        let mut theirs = quiet();
+        theirs["disagreement"] = json!(true);
+        theirs["ceiling_of"] = json!({"replica": "r1", "state": "silent"});
+        assert_eq!(
+            in_words(&theirs),
+            "replicas disagree: the rate of r1 (silent) is in force"
+        );
         let mut both = quiet();
         both["multiplier"] = json!(2);
         both["mode"] = json!("degraded");

@@ -6,6 +6,7 @@ use crate::{
     authority::HostPattern,
     ca::{self, Constraints, Issuer},
     config::{Complaint, Config, Environment, Fault, TlsMode},
+    membership::lease,
     store::postgres,
     upstream,
 };
@@ -19,7 +20,23 @@ pub fn faults(config: &Config, env: Environment<'_>) -> Vec<Fault> {
     if let Some(Err(complaint)) = config.store.as_ref().map(postgres::check_url) {
         faults.push(config.fault_of_url(env, complaint));
     }
+    faults.extend(unheard_of(config));
     faults
+}
+
+/// More destinations than one row of the store can tell the other replicas of.
+fn unheard_of(config: &Config) -> Option<Fault> {
+    config.store.as_ref()?;
+    let bytes = lease::too_many(&super::ceilings(&config.destinations))?;
+    let complaint = Complaint::new(
+        format!(
+            "the names and rates of {} take {bytes} bytes in the row that tells the other replicas of them, which has room for {}",
+            config.destinations.len(),
+            lease::CEILINGS_BYTES
+        ),
+        "name fewer destinations, or shorten their names; others can run as replicas of their own, with another store.key_prefix",
+    );
+    Some(config.fault("destination", "name", complaint))
 }
 
 /// A destination whose tunnels cannot be paced without reading them, which this version cannot do.
@@ -115,6 +132,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::config;
 
     #[test]
     fn a_drain_shorter_than_the_longest_wait_is_told() {
@@ -129,6 +147,34 @@ mod tests {
             line.contains("proxy.drain: 24s") && line.contains("max_wait 25s"),
             "{line}"
         );
+    }
+
+    #[test]
+    fn more_destinations_than_a_row_can_tell_of_are_refused_where_there_is_a_store() {
+        let mut config = Config::built_in();
+        let one = config.destinations[0].clone();
+        let named = |n: usize| config::Destination {
+            name: format!("{n:064}"),
+            ..one.clone()
+        };
+        config.destinations = (0..3_000).map(named).collect();
+        assert_eq!(faults(&config, &|_| None), []);
+        let text = "[store]\nurl = \"postgres://h/d\"\n\
+                    [[destination]]\nname = \"a\"\nhosts = [\"a.test\"]\nrate = 1\n";
+        let other = Config::parse(text, std::path::Path::new("a.toml"), &|_| None);
+        config.store = other.expect("a configuration").store;
+        let found = faults(&config, &|_| None);
+        let [fault] = &found[..] else {
+            panic!("one fault, not {found:?}");
+        };
+        let line = fault.to_string();
+        assert!(
+            line.contains("3000 take") && line.contains("room for 131072"),
+            "{line}"
+        );
+        // 750 of them fit, however long their names.
+        config.destinations.truncate(750);
+        assert_eq!(faults(&config, &|_| None), []);
     }
 
     #[test]

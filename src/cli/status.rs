@@ -46,6 +46,7 @@ pub fn table(status: &Value) -> String {
             // It answers: silent it is only to the others, who hear it by the store.
             Some("silent") if is_cut_off => "cut off from the store".to_owned(),
             Some("live") => "live".to_owned(),
+            Some("alone") => "on its share".to_owned(),
             Some(other) => format!("{other} for {silent:.0} s"),
             None => "-".to_owned(),
         };

@@ -13,7 +13,7 @@ const KEPT_RUNS: usize = 256;
 /// Seconds with dispatches that each replica tells of with a heartbeat, the latest ones.
 pub const TOLD_SECONDS: i64 = 20;
 /// Seconds that may still grow: a heartbeat is a second late at the least.
-const UNSETTLED: i64 = 2;
+pub const UNSETTLED: i64 = 2;
 
 /// The figures of one destination over all replicas.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -32,6 +32,8 @@ pub struct Cluster {
     destinations: HashMap<String, Heard>,
     /// Settled seconds of which everybody who is heard has told: not those of an outage.
     known: BTreeSet<i64>,
+    /// Runs that had begun before we began to listen.
+    older: BTreeSet<String>,
 }
 
 #[derive(Debug, Default)]
@@ -47,13 +49,25 @@ impl Cluster {
     /// Takes in a lease as it was read at the store's second `now`. What a run had sent `before` we began to listen is not
     /// ours to add; a run that begins later counts from nothing, also what it sent before it could say so.
     pub fn hear(&mut self, lease: &Lease, now: i64, before: bool) {
+        if before && self.older.len() < KEPT_RUNS {
+            self.older.insert(lease.incarnation.clone());
+        }
+        let older = self.older.contains(&lease.incarnation);
         for (destination, count) in &lease.word.dispatches {
             let heard = self.destinations.entry(destination.clone()).or_default();
-            let before = heard
-                .last
-                .insert(lease.incarnation.clone(), *count)
-                .unwrap_or(if before { *count } else { 0 });
-            heard.total += count.saturating_sub(before);
+            let known = heard.last.insert(lease.incarnation.clone(), *count);
+            // A total that is not told has not changed. Told for the first time, all but what was sent lately is from
+            // before we listened.
+            let lately = || {
+                let of = lease.word.seconds.get(destination);
+                of.map_or(0, |counts| counts.values().sum::<u64>())
+            };
+            let from = known.unwrap_or_else(|| match older {
+                true if before => *count,
+                true => count.saturating_sub(lately()),
+                false => 0,
+            });
+            heard.total += count.saturating_sub(from);
         }
         for (destination, counts) in &lease.word.seconds {
             let heard = self.destinations.entry(destination.clone()).or_default();
@@ -71,7 +85,7 @@ impl Cluster {
             }
             heard
                 .seconds
-                .retain(|second, _| *second >= now - KEPT_SECONDS);
+                .retain(|second, _| (now - KEPT_SECONDS..=now + 1).contains(second));
         }
     }
 
@@ -81,6 +95,9 @@ impl Cluster {
         // A clock that went back has left seconds of the future.
         self.known
             .retain(|second| (now - KEPT_SECONDS..now).contains(second));
+        for heard in self.destinations.values_mut() {
+            heard.seconds.retain(|second, _| *second <= now + 1);
+        }
     }
 
     /// Dispatches of all replicas in each of the last 300 whole seconds before the store's second `now`, oldest first;
@@ -99,6 +116,7 @@ impl Cluster {
     /// Forgets runs that nobody `knows` any more, once they are many. (One may come back: two replicas that were given
     /// the same name take the number from each other.)
     pub fn forget_others(&mut self, knows: impl Fn(&str) -> bool) {
+        self.older.retain(|incarnation| knows(incarnation));
         for heard in self.destinations.values_mut() {
             if heard.last.len() > KEPT_RUNS {
                 heard.last.retain(|incarnation, _| knows(incarnation));
@@ -192,6 +210,35 @@ mod tests {
         // The store's clock goes back.
         c.read(50);
         assert_eq!(c.known.last(), Some(&47));
+    }
+
+    #[test]
+    fn what_the_store_showed_before_its_clock_went_back_is_no_longer_counted() {
+        let mut c = Cluster::default();
+        c.hear(&lease("a", 40, &[(3_698, 20), (3_699, 20)]), 3_700, true);
+        c.read(3_700);
+        assert_eq!(c.figures("d", 3_700).busiest_second, 20);
+        c.read(100);
+        assert_eq!(c.figures("d", 100).busiest_second, 0);
+        c.hear(&lease("a", 47, &[(99, 7)]), 102, false);
+        c.read(102);
+        let f = c.figures("d", 102);
+        assert_eq!((f.dispatches, f.busiest_second, f.observed), (7, 7, 0.7));
+    }
+
+    #[test]
+    fn a_total_that_is_told_again_after_a_silence_counts_what_was_sent_since() {
+        let mut c = Cluster::default();
+        let quiet = Lease {
+            word: Word::default(),
+            ..lease("a", 0, &[])
+        };
+        c.hear(&quiet, 1, true);
+        c.hear(&lease("a", 1_007, &[(90, 5), (91, 2)]), 92, false);
+        assert_eq!(c.figures("d", 92).dispatches, 7);
+        c.hear(&quiet, 200, false);
+        c.hear(&lease("a", 1_010, &[(300, 3)]), 301, false);
+        assert_eq!(c.figures("d", 301).dispatches, 10);
     }
 
     #[test]

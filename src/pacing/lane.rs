@@ -339,9 +339,9 @@ impl Lane {
         let edition = Some(membership.edition());
         if core.agreed != edition {
             core.agreed = edition;
-            let (ceiling, _) = membership.agreed(&self.name.destination, core.ceiling, now);
+            let agreed = membership.agreement(&self.name.destination, core.ceiling, now);
             core.pacer
-                .agree(interval(ceiling), membership.shares_agreed(now));
+                .agree(agreed.interval, membership.shares_agreed(now));
         }
     }
 
@@ -393,12 +393,6 @@ impl Core {
             }
         }
     }
-}
-
-fn interval(ceiling: f64) -> Nanos {
-    config::Rate::per_second(ceiling).map_or(Nanos::MAX, |r| {
-        Nanos::try_from(r.interval_nanos()).unwrap_or(Nanos::MAX)
-    })
 }
 
 #[cfg(test)]

@@ -45,11 +45,13 @@ pub struct Share {
 /// What a replica knows about itself and the store, for one cursor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Facts {
-    /// Whether a heartbeat has reached the store on the connection at hand.
+    /// Whether heartbeats pass, so that it is known who is silent.
     pub heard: bool,
-    /// The last instant at which a heartbeat may have reached the store; of a replica that never reached it, the instant
-    /// at which it began: an earlier run of it may have been heard until then.
-    pub last_heard: LocalTime,
+    /// Whether the others know that this replica is on the shared cursor: while they do not, they leave room for it.
+    pub claimed: bool,
+    /// The last instant at which a heartbeat that says so may have been written; of a replica that never reached the store,
+    /// the instant at which it began: an earlier run of it may have been heard until then.
+    pub last_claim: LocalTime,
     /// Reservations of this cursor keep failing, and since then at the latest the others know or must have noticed.
     pub stuck: Option<LocalTime>,
     /// The number held, by the last that is known.
@@ -58,6 +60,9 @@ pub struct Facts {
     pub all_held: bool,
     /// Shares that others may be sending on.
     pub silent: u32,
+    /// Shares that others would be sending on if the store were away for all: more than their number while one of them
+    /// divides by a smaller one than we do, because it has not heard of ours.
+    pub taken: u32,
     /// Shares in all.
     pub of: u32,
 }
@@ -73,20 +78,28 @@ pub fn terms(now: LocalTime, facts: &Facts) -> Terms {
         // A replica with a number of its own may fall back on it for one cursor; one without must leave that cursor
         // alone. Until the others must have noticed, it goes on asking: what it is granted is granted to it only.
         let noticed = facts.stuck.is_some_and(|t| now >= t.plus(NOTICED_AFTER));
-        return if noticed && facts.number.is_some() {
-            alone
-        } else {
-            Terms::Shared {
-                silent: facts.silent.min(of - 1),
-                of,
-            }
-        };
+        if noticed && facts.number.is_some() {
+            return alone;
+        }
+        // One without a number has no share to go over to, and nobody leaves room for it.
+        if facts.claimed || facts.number.is_none() {
+            return match facts.silent {
+                silent if silent < of => Terms::Shared { silent, of },
+                _ => Terms::Nothing,
+            };
+        }
+        // The others leave room for this replica, and while it may not use that yet it leaves it too: so it may go over to
+        // its share, and come back, as often as it must, and the sum of both stays under the ceiling.
+        let silent = facts.silent.saturating_add(1);
+        if silent < of && now < facts.last_claim.plus(NOTICED_AFTER) {
+            return Terms::Shared { silent, of };
+        }
     }
-    if facts.number.is_none() && facts.all_held {
+    if (facts.number.is_none() && facts.all_held) || facts.taken >= of {
         return Terms::Nothing;
     }
     // Those who were told that the cursor is stuck have left room ever since.
-    match facts.stuck.unwrap_or(facts.last_heard).plus(NOTICED_AFTER) {
+    match facts.stuck.unwrap_or(facts.last_claim).plus(NOTICED_AFTER) {
         noticed if now < noticed => Terms::Hold(noticed),
         _ => alone,
     }
@@ -132,11 +145,13 @@ mod tests {
     fn facts() -> Facts {
         Facts {
             heard: true,
-            last_heard: LocalTime(SECOND),
+            claimed: true,
+            last_claim: LocalTime(SECOND),
             stuck: None,
             number: Some(1),
             all_held: false,
             silent: 0,
+            taken: 2,
             of: 3,
         }
     }
@@ -211,10 +226,51 @@ mod tests {
         // The store lost on top of it: the others leave room already.
         let lost = Facts {
             heard: false,
-            last_heard: LocalTime(NOTICED_AFTER),
+            last_claim: LocalTime(NOTICED_AFTER),
             ..stuck
         };
         assert_eq!(terms(LocalTime(NOTICED_AFTER), &lost), ALONE);
+    }
+
+    #[test]
+    fn who_has_not_claimed_the_cursor_leaves_room_for_itself_until_it_may_use_its_share() {
+        let back = Facts {
+            claimed: false,
+            ..facts()
+        };
+        let late = LocalTime(SECOND).plus(NOTICED_AFTER);
+        assert_eq!(
+            terms(late.plus(-1), &back),
+            Terms::Shared { silent: 1, of: 3 }
+        );
+        assert_eq!(terms(late, &back), ALONE);
+        // No room is left on the cursor but that for itself: its share has it, once it may be used.
+        let last = Facts { silent: 2, ..back };
+        assert_eq!(terms(late, &last), ALONE);
+        assert_eq!(terms(late.plus(-1), &last), Terms::Hold(late));
+        let lost = Facts {
+            heard: false,
+            ..back
+        };
+        assert_eq!(terms(late, &lost), ALONE);
+    }
+
+    #[test]
+    fn where_others_take_all_of_the_ceiling_nothing_is_sent() {
+        // One that is silent has not heard of our larger number, and sends all by itself.
+        let late = LocalTime(100 * SECOND);
+        let claimed = Facts {
+            silent: 3,
+            taken: 3,
+            ..facts()
+        };
+        assert_eq!(terms(late, &claimed), Terms::Nothing);
+        let lost = Facts {
+            heard: false,
+            silent: 0,
+            ..claimed
+        };
+        assert_eq!(terms(late, &lost), Terms::Nothing);
     }
 
     proptest! {

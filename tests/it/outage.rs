@@ -6,6 +6,7 @@
 pub mod fleet;
 mod members;
 mod poisons;
+mod uneven;
 
 use std::time::Duration;
 

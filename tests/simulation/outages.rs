@@ -11,7 +11,7 @@ pub mod store;
 
 use std::{
     cmp::Reverse,
-    collections::{BTreeMap, BinaryHeap},
+    collections::{BTreeMap, BTreeSet, BinaryHeap},
     time::Duration,
 };
 
@@ -32,7 +32,7 @@ use super::{
     clocks::{Clock, Slew, True},
     random::Random,
 };
-use plan::{OutagePlan, Trouble};
+use plan::{Beats, OutagePlan, Trouble};
 use store::StoreModel;
 
 /// The one cursor.
@@ -61,6 +61,16 @@ pub enum Flaw {
     LateHeartbeats,
     /// A row that is gone counts as given back.
     VanishedIsFreed,
+    /// Each reads the leases only of the numbers that it may take itself.
+    OwnNumbersOnly,
+    /// Each keeps to its own ceiling.
+    OwnCeilingOnly,
+    /// Each divides by what it is itself configured with.
+    OwnSharesOnly,
+    /// A heartbeat of a replica that is off the cursor says that it is on it.
+    AlwaysClaims,
+    /// A cursor that could not be moved is told of for ever.
+    FailingIsKept,
 }
 
 /// One replica.
@@ -75,6 +85,15 @@ pub struct Member {
     pub busy: bool,
     pub session: Option<u64>,
     pub attempted: True,
+    /// What becomes of heartbeats, and until when.
+    pub beats: Option<Beats>,
+    pub beats_until: True,
+    /// A reservation has failed in this life.
+    pub has_failed: bool,
+    /// The requests in the queue.
+    waiting: BTreeSet<u64>,
+    /// Has requests only from then on.
+    pub idle_until: True,
     /// A heartbeat under way.
     pub beat: Option<(u64, LocalTime)>,
     pub cut_until: True,
@@ -93,6 +112,7 @@ pub struct Member {
 #[derive(Clone, Copy, Debug)]
 pub struct Sent {
     pub at: True,
+    pub by: usize,
     /// In which era, and whether the whole fleet was of one mind in it.
     pub era: u32,
     pub of_one_mind: bool,
@@ -109,6 +129,8 @@ pub enum Event {
     BeatArrives(usize, u64, u64, Box<Pulse>),
     BeatReplied(usize, u64, u64, Box<Pulse>, store::Echo),
     BeatTimedOut(usize, u64),
+    BeatRefused(usize, u64, u64),
+    Come(usize),
     Asked(usize, u64, Ask, bool, LocalTime),
     Replied(usize, u64, Option<Granted>, bool, LocalTime),
     CallTimedOut(usize, u64, bool),
@@ -170,14 +192,21 @@ impl Outages {
             flaw,
         };
         for replica in 0..world.plan.replicas {
-            let at = world.random.within(0..=SECOND);
+            // Where their numbers differ, those with the smallest come first, or they would find none.
+            let at = match world.plan.is_even() {
+                true => world.random.within(0..=SECOND),
+                false => replica as True * 600 * MILLISECOND,
+            };
             world.schedule(at, Event::Attempt(replica, 0));
             world.arm(0, replica);
         }
         for (at, trouble) in world.plan.troubles.clone() {
             world.schedule(at, Event::Trouble(trouble));
         }
-        let outcome = world.unfold().and_then(|()| world.check_what_was_sent());
+        let outcome = world
+            .unfold()
+            .and_then(|()| world.check_what_was_sent())
+            .and_then(|()| world.check_healing());
         (world, outcome)
     }
 
@@ -203,11 +232,14 @@ impl Outages {
                     self.pump(t, replica);
                 }
             }
+            Event::Come(replica) => self.pump(t, replica),
             Event::Restart(replica) => {
                 let m = &self.members[replica];
                 let (life, clock, cut, stalled) = (m.life + 1, m.clock, m.cut_until, m.stalled);
+                let (beats, idle) = ((m.beats, m.beats_until), m.idle_until);
                 let mut fresh = Member::new(replica, clock, &self.plan, life, t);
                 (fresh.cut_until, fresh.stalled) = (cut, stalled);
+                ((fresh.beats, fresh.beats_until), fresh.idle_until) = (beats, idle);
                 self.members[replica] = fresh;
                 self.schedule(t, Event::Attempt(replica, life));
                 self.arm(t, replica);
@@ -266,6 +298,24 @@ impl Outages {
                 self.store.stepped += step;
                 self.rough_until = t + gap + self.plan.settles() + 8 * SECOND;
                 (0..self.plan.replicas).for_each(|r| self.lose(t, r));
+            }
+            Trouble::Beats { replica, span, how } => {
+                let m = &mut self.members[replica];
+                (m.beats, m.beats_until) = (Some(how), t + span);
+            }
+            Trouble::End(replica) => {
+                self.lose(t, replica);
+                self.pump(t, replica);
+            }
+            Trouble::GivenUp { replica, span } => {
+                let m = &mut self.members[replica];
+                m.idle_until = t + span;
+                for id in std::mem::take(&mut m.waiting) {
+                    m.pacer.leave(id);
+                }
+                m.sent_at = m.sent_at.max(t + span);
+                self.schedule(t + span, Event::Come(replica));
+                self.pump(t, replica);
             }
             Trouble::Kill { replica, down } => {
                 let m = &mut self.members[replica];
@@ -360,6 +410,7 @@ impl Outages {
         m.call = None;
         let now = m.now(t);
         m.membership.reserved(CURSOR, false, now);
+        m.has_failed = true;
         if !probe {
             m.pacer.failed(now.plus(retry));
         }
@@ -375,7 +426,13 @@ impl Outages {
         let now = m.now(t);
         m.course.look(terms, &mut m.pacer);
         m.pacer.look(now, &m.bounds);
-        while m.busy && m.pacer.waiting() < WAITING {
+        if self.flaw != Flaw::OwnCeilingOnly {
+            let own = rate(self.plan.interval_of(replica));
+            let agreed = m.membership.agreement(CURSOR, own, now);
+            m.pacer
+                .agree(agreed.interval, m.membership.shares_agreed(now));
+        }
+        while m.busy && t >= m.idle_until && m.pacer.waiting() < WAITING {
             let arrival = Arrival {
                 client: m.pacer.waiting() as u64,
                 urgency: 3,
@@ -383,19 +440,24 @@ impl Outages {
                 target: 1,
             };
             match m.pacer.arrive(now, arrival) {
-                Ok(id) => m.pacer.ready(now, id, true),
+                Ok(id) => {
+                    m.pacer.ready(now, id, true);
+                    m.waiting.insert(id);
+                }
                 Err(_) => break,
             }
         }
         while let Some(action) = m.pacer.next_action(now) {
             match action {
                 Action::Connect(_) | Action::Refuse(..) => {}
-                Action::Dispatch(_, slot) => {
+                Action::Dispatch(who, slot) => {
+                    m.waiting.remove(&who.id);
                     m.pacer.departed(&slot);
                     m.pacer.finished(1);
                     m.sent_at = t;
                     self.sent.push(Sent {
                         at: t,
+                        by: replica,
                         era: self.era,
                         of_one_mind: self.mind.is_some() && t >= self.rough_until,
                     });
@@ -436,6 +498,12 @@ impl Outages {
                 Terms::Alone(paceline::pacing::share::Share { of: 1, ..share })
             }
             (Flaw::FailClosed, Terms::Alone(_)) => Terms::Nothing,
+            (Flaw::OwnSharesOnly, Terms::Alone(share)) => {
+                Terms::Alone(paceline::pacing::share::Share {
+                    of: self.plan.numbers[replica],
+                    ..share
+                })
+            }
             (_, terms) => terms,
         }
     }
@@ -504,6 +572,11 @@ impl Outages {
     }
 }
 
+/// The rate whose interval this is.
+fn rate(interval: Nanos) -> f64 {
+    SECOND as f64 / interval as f64
+}
+
 impl Outages {
     /// Whether all know the same clock: one that stepped may have been seen by some only.
     fn agree_on_the_time(&self, t: True) -> bool {
@@ -523,7 +596,7 @@ impl Member {
             url: config::Secret::new("postgres://model"),
             table: "paceline".to_owned(),
             key_prefix: String::new(),
-            max_replicas: plan.max_replicas,
+            max_replicas: plan.numbers[n],
             replica: format!("r{n}"),
             foreign_fetchers: 0,
             lease_ttl: Duration::from_secs(300),
@@ -533,18 +606,27 @@ impl Member {
             clock,
             bounds: ClockBounds::default(),
             pacer: Pacer::new(Settings {
-                interval: plan.interval,
+                interval: plan.interval_of(n),
                 max_in_flight: None,
                 queue_limit: 100,
                 shares: plan.max_replicas,
             }),
             course: Course::default(),
-            membership: Membership::new(&settings, BTreeMap::new(), now),
+            membership: Membership::new(
+                &settings,
+                [(CURSOR.to_owned(), rate(plan.interval_of(n)))].into(),
+                now,
+            ),
             life,
             down: false,
             busy: plan.busy[n],
             session: None,
             attempted: t,
+            beats: None,
+            beats_until: 0,
+            has_failed: false,
+            waiting: BTreeSet::new(),
+            idle_until: 0,
             beat: None,
             cut_until: 0,
             stalled: false,

@@ -18,7 +18,7 @@ use tokio_postgres::types::{ToSql, Type};
 use super::{
     CALL_DEADLINE, LONG_PATIENCE,
     error::{Reason, StoreError},
-    leases::{self, Beat},
+    leases::{self, Beat, Failed},
     session::{self, Opened, Plan, Prepared, Session, Wire},
     sessions::Sessions,
     sql::{self, Table},
@@ -40,6 +40,11 @@ const ATTEMPT_EVERY: Duration = Duration::from_secs(1);
 const ATTEMPT_AFTER_LOSS: Duration = Duration::from_millis(250);
 /// How often expired rows of ours are removed.
 const SWEEP_EVERY: Duration = Duration::from_secs(600);
+
+/// Heartbeats that follow one another at most: to read, to take a number, to claim the cursor, with one that comes too late.
+const BEATS_AT_ONCE: u32 = 5;
+/// After so many heartbeats in a row that the server has refused, a session is made anew.
+const MISSED_BEATS: u32 = 10;
 
 /// What the task works with.
 pub(super) struct Keeper {
@@ -71,7 +76,7 @@ impl Keeper {
                     if self.membership.has_read() {
                         pause = ATTEMPT_AFTER_LOSS;
                     }
-                    self.membership.lost();
+                    self.membership.lost(LocalTime::now());
                     self.metrics.store_up(false);
                     tracing::warn!(
                         reason = why.reason().label(),
@@ -147,16 +152,16 @@ impl Keeper {
         }
     }
 
-    /// One heartbeat; two where the first only read the rows that the second needs to take a number, or came too late
-    /// by a clock that has stepped.
+    /// One heartbeat, and those that follow it at once: where the first only read the rows that the second needs to take
+    /// a number, where it said that this replica is back, or came too late by a clock that has stepped.
     async fn beat(&self, session: &Session) -> Result<(), StoreError> {
-        for _ in 0..3 {
+        for _ in 0..BEATS_AT_ONCE {
             let sent = LocalTime::now();
             let clock = || self.clock.lock().unwrap_or_else(PoisonError::into_inner);
             let by = sent.plus(nanos(CALL_DEADLINE));
             let until = clock().at_least(sent);
             let until = until.map(|t| t.plus(nanos(CALL_DEADLINE)));
-            let pulse = self.membership.pulse(sent, until);
+            let pulse = self.membership.pulse(sent, by, until);
             let beat = Beat {
                 key: pulse.key.as_deref(),
                 incarnation: &pulse.incarnation,
@@ -170,31 +175,50 @@ impl Keeper {
             let call = leases::beat(session, &self.table, &beat, &keys);
             let reply = tokio::time::timeout(CALL_DEADLINE, call).await;
             let echo = reply.unwrap_or_else(|_| {
-                Err(StoreError::new(Reason::Timeout, "no reply to a heartbeat"))
+                Err(Failed {
+                    error: StoreError::new(Reason::Timeout, "no reply to a heartbeat"),
+                    surely: false,
+                })
             });
+            let received = LocalTime::now();
             let echo = match echo {
                 Ok(echo) => echo,
-                Err(e) => {
-                    let surely_not = e.reason() == Reason::Locked;
-                    self.membership.unheard((!surely_not).then_some(by));
-                    return Err(e);
+                Err(Failed { error, surely }) => {
+                    let missed = self.membership.unheard(received, surely);
+                    // Reservations may pass on a session that does nothing worse than refuse heartbeats. (Should it be the
+                    // session after all, another one is made in the end.)
+                    let kept = matches!(
+                        error.reason(),
+                        Reason::Locked | Reason::Privilege | Reason::DiskFull | Reason::Other
+                    );
+                    if surely && kept && missed < MISSED_BEATS {
+                        self.metrics.store_error(error.reason().label());
+                        if missed == 1 {
+                            tracing::warn!(
+                                reason = error.reason().label(),
+                                "heartbeat failed: {error}; if that goes on, this replica paces on its share of the ceiling"
+                            );
+                        }
+                        return Ok(());
+                    }
+                    return Err(error);
                 }
             };
-            let received = LocalTime::now();
             clock().observe(sent, received, echo.now);
             if !echo.written && until.is_some_and(|t| echo.now > t) {
+                self.membership.unheard(received, true);
                 continue;
             }
-            let first = !self.membership.has_read();
             let rows: HashMap<&str, &str> = echo
                 .rows
                 .iter()
                 .map(|(key, text)| (key.as_str(), text.as_str()))
                 .collect();
-            self.membership
-                .heard(&pulse, received, echo.now, echo.written, echo.rows.clone());
+            let again =
+                self.membership
+                    .heard(&pulse, received, echo.now, echo.written, echo.rows.clone());
             self.watches.tell(&watched, &rows);
-            if !first {
+            if !again {
                 break;
             }
         }

@@ -188,10 +188,7 @@ impl Session {
             &throttle,
             &word,
         ];
-        let row = self
-            .reserve
-            .run(self, params, RESERVE_TYPES)
-            .await?;
+        let row = self.reserve.run(self, params, RESERVE_TYPES).await?;
         row.map(|row| reply(&row, ask)).transpose()
     }
 

@@ -7,7 +7,7 @@ use paceline::{
 };
 
 use super::super::clocks::True;
-use super::{CALL_DEADLINE, Event, Flaw, Outages};
+use super::{CALL_DEADLINE, Event, Flaw, Outages, plan::Beats};
 
 const ATTEMPT_EVERY: Nanos = SECOND;
 const CONNECT_DEADLINE: Nanos = 3 * SECOND;
@@ -52,8 +52,18 @@ impl Outages {
                 if t < self.store.down_until {
                     return;
                 }
+                let m = &self.members[replica];
+                let fate = m.beats.filter(|_| t < m.beats_until);
+                if fate == Some(Beats::Refused) {
+                    let way = self.random.within(self.plan.one_way.clone());
+                    self.schedule(t + way, Event::BeatRefused(replica, session, beat));
+                    return;
+                }
                 let guarded = self.flaw != Flaw::LateHeartbeats;
                 let echo = self.store.beat(t, &pulse, guarded);
+                if fate == Some(Beats::Unanswered) {
+                    return;
+                }
                 if let Some(arrives) = self.returns(t, replica) {
                     self.schedule(
                         arrives,
@@ -71,24 +81,38 @@ impl Outages {
                 let now = m.now(t);
                 m.bounds.observe(sent, now, echo.now);
                 let late = !echo.written && pulse.until.is_some_and(|u| echo.now > u);
-                let first = !m.membership.has_read();
-                if !late {
+                let mut again = late;
+                if late {
+                    m.membership.unheard(now, true);
+                } else {
                     let mut rows = echo.rows;
                     if self.flaw == Flaw::VanishedIsFreed {
                         let gone = |k: &&String| !rows.iter().any(|(key, _)| key == *k);
                         let gone: Vec<_> = pulse.keys.iter().filter(gone).cloned().collect();
                         rows.extend(gone.into_iter().map(|k| (k, "free".to_owned())));
                     }
-                    m.membership
+                    again = m
+                        .membership
                         .heard(&pulse, now, echo.now, echo.written, rows);
                 }
-                if late || first {
+                if again {
                     self.beat(t, replica, session);
                 } else {
                     let next = t + nanos(Membership::period());
                     self.schedule(next, Event::Beat(replica, session));
                 }
                 self.pump(t, replica);
+            }
+            Event::BeatRefused(replica, session, beat)
+                if self.holds(replica, session) && t >= self.members[replica].cut_until =>
+            {
+                let m = &mut self.members[replica];
+                if m.beat.take_if(|(n, _)| *n == beat).is_some() {
+                    m.membership.unheard(m.now(t), true);
+                    let next = t + nanos(Membership::period());
+                    self.schedule(next, Event::Beat(replica, session));
+                    self.pump(t, replica);
+                }
             }
             Event::BeatTimedOut(replica, beat)
                 if self.members[replica].beat.is_some_and(|(n, _)| n == beat) =>
@@ -104,7 +128,25 @@ impl Outages {
         let number = self.numbered();
         let m = &mut self.members[replica];
         let now = m.now(t);
-        let pulse = Box::new(m.membership.pulse(now, m.until(now)));
+        if self.flaw == Flaw::FailingIsKept && m.has_failed {
+            m.membership.reserved(super::CURSOR, false, now);
+        }
+        let by = now.plus(CALL_DEADLINE);
+        let mut pulse = Box::new(m.membership.pulse(now, by, m.until(now)));
+        match self.flaw {
+            Flaw::OwnNumbersOnly => {
+                let own = self.plan.numbers[replica];
+                pulse.keys.retain(|k| {
+                    let number = k.strip_prefix("lease:").and_then(|n| n.parse().ok());
+                    number.is_none_or(|n: u32| n < own)
+                });
+            }
+            Flaw::AlwaysClaims => {
+                pulse.claims = true;
+                pulse.word = pulse.word.replace("\"alone\":true", "\"alone\":false");
+            }
+            _ => {}
+        }
         m.beat = Some((number, now));
         self.schedule(t + CALL_DEADLINE, Event::BeatTimedOut(replica, number));
         if let Some(arrives) = self.travels(t, replica) {
@@ -118,10 +160,11 @@ impl Outages {
         if m.session.take().is_none() {
             return;
         }
-        if let Some((_, sent)) = m.beat.take() {
-            m.membership.unheard(Some(sent.plus(CALL_DEADLINE)));
+        let now = m.now(t);
+        if m.beat.take().is_some() {
+            m.membership.unheard(now, false);
         }
-        m.membership.lost();
+        m.membership.lost(now);
         if m.call.is_some() {
             let probing = m.probing;
             self.call_failed(t, replica, probing, super::RETRY_STORE);

@@ -14,6 +14,9 @@ pub struct OutagePlan {
     pub span: True,
     /// Which replicas have requests.
     pub busy: Vec<bool>,
+    /// What each is configured with: `max_replicas`, and how many times the ceiling.
+    pub numbers: Vec<u32>,
+    pub faster: Vec<Nanos>,
     pub troubles: Vec<(True, Trouble)>,
 }
 
@@ -43,6 +46,28 @@ pub enum Trouble {
         replica: usize,
         down: Nanos,
     },
+    /// Heartbeats fail, and nothing else does.
+    Beats {
+        replica: usize,
+        span: Nanos,
+        how: Beats,
+    },
+    /// The session ends.
+    End(usize),
+    /// All requests of a replica are given up, and others come after `span`.
+    GivenUp {
+        replica: usize,
+        span: Nanos,
+    },
+}
+
+/// What becomes of heartbeats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beats {
+    /// The server refuses them.
+    Refused,
+    /// They are written, and the replies are lost.
+    Unanswered,
 }
 
 impl OutagePlan {
@@ -59,11 +84,31 @@ impl OutagePlan {
             one_way: one_way / 2..=one_way,
             span: 70 * SECOND,
             busy: (0..replicas).map(|_| !random.chance(150)).collect(),
+            numbers: vec![max_replicas; replicas],
+            faster: vec![1; replicas],
             troubles: Vec::new(),
         };
+        // Files that differ: rates by orders of magnitude, and numbers of which the first to start are the smallest, as when
+        // they are raised one after the other.
+        if random.chance(300) {
+            for n in 0..replicas {
+                plan.faster[n] = random.magnitude(1..=1_000);
+                plan.numbers[n] = random.within(n as i64 + 1..=i64::from(max_replicas)) as u32;
+            }
+            plan.faster[random.next() as usize % replicas] = 1;
+            plan.numbers[replicas - 1] = max_replicas;
+        }
         for _ in 0..random.within(1..=5) {
             let at = random.within(8 * SECOND..=45 * SECOND);
             plan.draw_trouble(at, random);
+        }
+        // A run that begins while it alone cannot reach the store cannot know how the others are configured.
+        if !plan.is_even() {
+            for (_, trouble) in &mut plan.troubles {
+                if let Trouble::Kill { replica, .. } = *trouble {
+                    *trouble = Trouble::End(replica);
+                }
+            }
         }
         // Somebody must remember who else there was: a run that begins with an empty table, or with a clock that makes all
         // leases look lapsed, while all others are away, cannot know of them until they are heard.
@@ -86,7 +131,7 @@ impl OutagePlan {
     fn draw_trouble(&mut self, at: True, random: &mut Random) {
         let replica = random.next() as usize % self.replicas;
         let span = random.magnitude(200 * MILLISECOND..=20 * SECOND);
-        let trouble = match random.within(0..=10) {
+        let trouble = match random.within(0..=13) {
             0 | 1 => Trouble::Cut {
                 replica,
                 span,
@@ -122,6 +167,27 @@ impl OutagePlan {
                 replica,
                 down: random.magnitude(10 * MILLISECOND..=8 * SECOND),
             },
+            10 => Trouble::Beats {
+                replica,
+                span,
+                how: random.pick(&[Beats::Refused, Beats::Unanswered]),
+            },
+            11 => {
+                // Sessions that end as soon as they are used.
+                let until = at + random.within(3 * SECOND..=20 * SECOND);
+                self.flap(replica, at, until, random);
+                return;
+            }
+            12 => {
+                // A lock that outlasts the patience of those who meet it.
+                let span = random.pick(&[span, self.span]);
+                let given_up = Trouble::GivenUp { replica, span };
+                self.troubles
+                    .push((at, Trouble::Locked(span.min(6 * SECOND))));
+                self.troubles
+                    .push((at + random.within(0..=5 * SECOND), given_up));
+                return;
+            }
             // All links at once, but not to the instant.
             _ => {
                 for replica in 0..self.replicas {
@@ -138,6 +204,45 @@ impl OutagePlan {
             }
         };
         self.troubles.push((at, trouble));
+    }
+
+    /// The session of `replica` ends again and again.
+    pub fn flap(&mut self, replica: usize, from: True, until: True, random: &mut Random) {
+        let mut at = from;
+        while at < until {
+            self.troubles.push((at, Trouble::End(replica)));
+            at += random.within(250 * MILLISECOND..=750 * MILLISECOND);
+        }
+    }
+
+    /// Whether all are configured alike.
+    pub fn is_even(&self) -> bool {
+        self.numbers.iter().all(|n| *n == self.max_replicas) && self.faster.iter().all(|f| *f == 1)
+    }
+
+    /// The interval that a replica is configured with.
+    pub fn interval_of(&self, replica: usize) -> Nanos {
+        (self.interval / self.faster[replica]).max(1_000)
+    }
+
+    /// When the last trouble is over.
+    pub fn over(&self) -> True {
+        let end = |(at, trouble): &(True, Trouble)| {
+            at + match *trouble {
+                Trouble::Cut { span, .. }
+                | Trouble::Down(span)
+                | Trouble::Frozen(span)
+                | Trouble::Locked(span)
+                | Trouble::Beats { span, .. } => span,
+                Trouble::Failover { gap, .. } => gap,
+                Trouble::Kill { down, .. } => down,
+                Trouble::RowVanishes
+                | Trouble::AllRowsVanish
+                | Trouble::End(_)
+                | Trouble::GivenUp { .. } => 0,
+            }
+        };
+        self.troubles.iter().map(end).max().unwrap_or(0)
     }
 
     /// How long slots granted before a row was lost may yet be used beside those granted after.
