@@ -24,7 +24,6 @@ use tokio::sync::Notify;
 
 pub use self::ticket::{Departure, Pass, Ticket};
 use crate::{
-    config,
     pacing::{
         alarm::Alarm,
         course::{Course, Step, View},
