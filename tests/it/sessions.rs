@@ -4,7 +4,7 @@
 mod locks;
 mod rows;
 
-use std::time::Duration;
+use std::{thread, time::Duration};
 
 use crate::{
     bed::{
@@ -91,26 +91,31 @@ fn a_link_that_dies_while_a_session_is_examined_keeps_nobody_out() {
         "CREATE TABLE paceline (cache_key varchar(255) PRIMARY KEY, value text NOT NULL, expires timestamptz NOT NULL);
          CREATE SEQUENCE tried;
          CREATE FUNCTION hold_up() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-           IF NEW.cache_key LIKE '%rehearsal%' AND nextval('tried') = 1 THEN PERFORM pg_sleep(1); END IF;
+           IF NEW.cache_key LIKE '%rehearsal%' AND nextval('tried') = 1 THEN PERFORM pg_sleep(2); END IF;
            RETURN NEW; END $$;
          CREATE TRIGGER hold_up BEFORE INSERT ON paceline FOR EACH ROW EXECUTE FUNCTION hold_up()",
     );
     let link = Link::to(postgres.address());
-    let cut = Replica::start_unready(&fleet.site, "r0", &fleet.recipe(&url(link.address())));
     let asleep = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep'";
-    await_until("it is being examined", PATIENCE, || {
-        (sql.number(asleep) == 1).then_some(())
+    let cut = fleet.recipe(&url(link.address()));
+    thread::scope(|scope| {
+        // It listens once it has the store, or has waited for it for long enough.
+        let cut = scope.spawn(|| Replica::start_unready(&fleet.site, "r0", &cut));
+        await_until("it is being examined", PATIENCE, || {
+            (sql.number(asleep) == 1).then_some(())
+        });
+        link.set(Fault::Stall);
+        await_until("the row has been tried", PATIENCE, || {
+            (sql.number(asleep) == 0).then_some(())
+        });
+        let open = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'";
+        assert_eq!(sql.number(open), 0, "a transaction was left open");
+        let other = Replica::start_unready(&fleet.site, "r1", &fleet.recipe(&postgres.url()));
+        await_metric(&other, "paceline_store_up", &[], 1.0);
+        let said = other.stderr();
+        assert!(!said.contains("store away"), "{said}");
+        drop(cut.join());
     });
-    link.set(Fault::Stall);
-    await_until("the row has been tried", PATIENCE, || {
-        (sql.number(asleep) == 0).then_some(())
-    });
-    let other = Replica::start_unready(&fleet.site, "r1", &fleet.recipe(&postgres.url()));
-    await_metric(&other, "paceline_store_up", &[], 1.0);
-    assert!(!other.stderr().contains("store away"), "{}", other.stderr());
-    let open = "SELECT count(*) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'";
-    assert_eq!(sql.number(open), 0, "a transaction was left open");
-    drop(cut);
 }
 
 /// A role that is not the superuser, and the URL for it.

@@ -60,6 +60,8 @@ pub fn waiting(text: &str, wait: u32) -> String {
 /// every wait for somebody else's change would end in an error. No session is too idle (PostgreSQL 14 or later), and the server
 /// finds out within seconds that we are gone.
 ///
+/// A database of the encoding SQL_ASCII may hold any bytes, and would refuse a row that is no UTF-8 instead of showing it.
+///
 /// The others are for [`reserve_near`], whose plan must not depend on how large the table was when it was made: no scan of
 /// the whole table, however small, and no planning at each call. (What has no other way, such as [`sweep`], scans it all
 /// the same, at a cost that is imagined to be so high that it would be compiled first.)
@@ -69,7 +71,8 @@ pub fn session_settings() -> String {
          SET enable_tidscan = on; SET plan_cache_mode = force_generic_plan; SET jit = off; \
          SET default_transaction_isolation = 'read committed'; SET tcp_keepalives_idle = 5; \
          SET tcp_keepalives_interval = 2; SET tcp_keepalives_count = 3; \
-         SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'"
+         SELECT set_config(name, '0', false) FROM pg_settings WHERE name = 'idle_session_timeout'; \
+         SELECT set_config('client_encoding', 'SQL_ASCII', false) WHERE current_setting('server_encoding') = 'SQL_ASCII'"
     )
 }
 
@@ -361,7 +364,7 @@ pub fn sweep(table: &Table) -> String {
         "WITH dead AS MATERIALIZED (SELECT cache_key FROM {t} AS c, \
          LATERAL (SELECT substr(c.cache_key::text, length($1::text) + 1) AS rest) AS key \
          WHERE starts_with(c.cache_key::text, $1::text) AND expires < now() - interval '1 minute' AND CASE \
-         WHEN rest ~ '^lease:[0-9]+$' THEN NOT (CASE WHEN value ~ '^[0-9]{{1,18}} ' \
+         WHEN rest ~ '^lease:[0-9]+$' THEN NOT (CASE WHEN value ~ '^[0-9]{{1,19}} ' \
          THEN split_part(value, ' ', 1)::numeric > (extract(epoch FROM now())::numeric - 60) * 1000000000 ELSE false END) \
          WHEN starts_with(rest, 'throttle:') THEN split_part(value, ' ', 1) = '1' OR NOT substr(rest, 10) = ANY($2::text[]) \
          WHEN position('/' IN rest) > 0 AND split_part(rest, '/', 1) = ANY($2::text[]) THEN {passed} \
