@@ -188,9 +188,10 @@ fn near_and_far_replicas_keep_one_pace() {
         // How far away the store is takes a far replica a few calls to learn, each of a quarter of a second.
         let used = later_use(plan, &departures);
         assert!(used >= 0.99, "seed {}: {used}; {plan:#?}", plan.seed);
-        let most = departures.iter().enumerate().map(|(i, t)| {
-            departures[i..].partition_point(|u| u - t <= SECOND)
-        });
+        let most = departures
+            .iter()
+            .enumerate()
+            .map(|(i, t)| departures[i..].partition_point(|u| u - t <= SECOND));
         // Both ends of the second, and requests that wake a little late.
         let allowed = (SECOND + MILLISECOND) / plan.interval + 1;
         let most = most.max().unwrap_or(0) as i64;

@@ -309,13 +309,7 @@ impl Pacer {
     }
 
     /// Takes what was granted, unless it is of a time that is gone.
-    fn take(
-        &mut self,
-        now: LocalTime,
-        granted: Granted,
-        clock: &ClockBounds,
-        alone: bool,
-    ) -> bool {
+    fn take(&mut self, now: LocalTime, granted: Granted, clock: &ClockBounds, alone: bool) -> bool {
         self.reserving = false;
         self.store_away = false;
         self.retry_store_at = None;

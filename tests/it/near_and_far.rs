@@ -66,6 +66,6 @@ fn a_near_and_a_far_replica_keep_one_pace() {
             .scrape()
             .sum("paceline_cluster_busiest_second", &[])
             .unwrap_or(0.0);
-        (busiest >= RATE - 1.0 && busiest <= RATE + 2.0).then_some(())
+        (RATE - 1.0..=RATE + 2.0).contains(&busiest).then_some(())
     });
 }

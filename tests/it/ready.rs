@@ -130,9 +130,7 @@ fn a_host_that_never_answers_leaves_the_pace_to_the_others() {
         let browser = replica.browser(&site, host);
         let tunnels = (0..count).map(|n| {
             let mut tunnel = browser.tunnel().unwrap();
-            tunnel
-                .ask("GET", &format!("/b/1?id={id}{n}"), &[])
-                .unwrap();
+            tunnel.ask("GET", &format!("/b/1?id={id}{n}"), &[]).unwrap();
             tunnel
         });
         tunnels.collect()

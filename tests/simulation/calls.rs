@@ -110,7 +110,8 @@ impl World {
 
     pub fn travel(&mut self, replica: usize) -> Nanos {
         let further = if replica == 0 { self.plan.further } else { 0 };
-        let base = further + self.random.within(self.plan.one_way.clone())
+        let base = further
+            + self.random.within(self.plan.one_way.clone())
             + self.random.within(0..=self.plan.jitter);
         if self.random.chance(self.plan.spikes) {
             base + self.random.within(0..=300 * MILLISECOND)

@@ -25,9 +25,8 @@ pub struct Slew {
 impl Clock {
     /// What it shows at `t`.
     pub fn read(&self, t: True) -> i64 {
-        let gained = |span: i64, ppm: i64| {
-            (i128::from(span) * i128::from(ppm)).div_euclid(1_000_000) as i64
-        };
+        let gained =
+            |span: i64, ppm: i64| (i128::from(span) * i128::from(ppm)).div_euclid(1_000_000) as i64;
         let slewed = t.min(self.slew.until) - self.slew.from;
         self.base + t + gained(t, self.ppm) + gained(slewed.max(0), self.slew.ppm)
     }

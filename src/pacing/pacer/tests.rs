@@ -589,7 +589,12 @@ fn first_after_a_step(interval: Nanos, by: Nanos, new: bool, used: bool) -> Nano
         if let (true, Some(sent)) = (now >= again_at, sent_at) {
             return sent.since(again_at);
         }
-        let next = [Some(step_at), Some(again_at), Some(beat_at), pacer.wake_at()];
+        let next = [
+            Some(step_at),
+            Some(again_at),
+            Some(beat_at),
+            pacer.wake_at(),
+        ];
         now = next
             .into_iter()
             .flatten()
@@ -640,7 +645,11 @@ fn after_a_step_of_the_clock_a_slow_pace_goes_on_where_it_was() {
             pacer.arrive(now, arrival).expect("room");
         }
         while sent.len() < 4 {
-            let shift = if now.since(start) >= 5 * SECOND { by } else { 0 };
+            let shift = if now.since(start) >= 5 * SECOND {
+                by
+            } else {
+                0
+            };
             let store = StoreTime(now.0 + offset + shift);
             clock.observe(now, now, store);
             pacer.look(now, &clock);
@@ -661,7 +670,8 @@ fn after_a_step_of_the_clock_a_slow_pace_goes_on_where_it_was() {
         let gaps: Vec<Nanos> = sent.windows(2).map(|w| w[1].since(w[0])).collect();
         let slack = 200 * MILLISECOND;
         assert!(
-            gaps.iter().all(|gap| (interval..=interval + slack).contains(gap)),
+            gaps.iter()
+                .all(|gap| (interval..=interval + slack).contains(gap)),
             "{gaps:?} after {by}"
         );
     }
