@@ -54,6 +54,7 @@ fn a_near_and_a_far_replica_keep_one_pace() {
     let steady = all.between(from, to);
     let (rate, excess) = (steady.rate(), steady.excess(RATE));
     assert!((0.98 * RATE..=1.01 * RATE).contains(&rate), "{rate:.2}/s");
+    println!("{rate:.2}/s, {excess:.2} above");
     // An exact pace gives 1; the grace of a slot is half an interval here, and sockets and processes take their time.
     assert!(
         excess <= 2.0,
