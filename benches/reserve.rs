@@ -431,13 +431,14 @@ async fn by_joined_callers(url: &str, callers: u64) -> (f64, f64) {
                         client,
                         urgency: 3,
                         deadline: end.plus(SECOND),
+                        target: 1,
                     };
                     let Ok(mut ticket) = lane.enter(arrival) else {
                         continue;
                     };
                     loop {
                         match ticket.next().await {
-                            Ok(Call::Connect) => ticket.ready(),
+                            Ok(Call::Connect) => ticket.ready(false),
                             Ok(Call::Go(pass)) => match pass.depart() {
                                 Ok(_) => {
                                     used.fetch_add(1, Relaxed);

@@ -263,7 +263,7 @@ impl World {
         let earliest = used().map(|s| s.earliness).max().unwrap_or(0);
         let spread = latest + earliest;
         // Two clocks of which one is slower than true time, over the length of the history, and a clock that is slewed.
-        let slewed = (self.plan.slewed.0.ppm.abs() + self.plan.slewed.1.ppm.abs() + 200) as i64;
+        let slewed = self.plan.slewed.0.ppm.abs() + self.plan.slewed.1.ppm.abs() + 200;
         let spread = spread + self.plan.span * slewed / 1_000_000;
         let interval = self.plan.shortest_interval();
         // For all i < j: (j - i + 1) <= (t_j - t_i + spread) / interval + 1 + what upheavals between them allow.
