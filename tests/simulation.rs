@@ -263,11 +263,11 @@ fn most_of_those_that_come_back_to_a_fleet_are_served() {
 /// back is served as of those that are new, and none for certain. What the manual says of it is measured here.
 #[test]
 fn under_lasting_overload_who_comes_back_is_served_like_the_others() {
-    let draws: [(&str, fn(u64, &mut Random) -> Plan); 2] = [
-        ("one replica", Plan::overloaded),
+    type Draw = fn(u64, &mut Random) -> Plan;
+    for (who, draw) in [
+        ("one replica", Plan::overloaded as Draw),
         ("several replicas", Plan::overloaded_fleet),
-    ];
-    for (who, draw) in draws {
+    ] {
         let [new, new_served, back, back_served] = play_many(draw, 100, |plan, world| {
             // While it lasts: those that end it find an emptier queue.
             let lasting = |j: &&Journey| j.came_at <= plan.span;

@@ -327,8 +327,8 @@ fn tell(replicas: usize, answers: u32, lost: u64, seed: u64) -> (Throttle, u32) 
         t.seen(at(0), row.0.as_deref());
     }
     // A write under way: when it arrives, what came of it, and when that is known.
-    let mut calls: Vec<Option<(Nanos, Write, Option<Result<(), Option<String>>>)>> =
-        vec![None; replicas];
+    type Outcome = Option<Result<(), Option<String>>>;
+    let mut calls: Vec<Option<(Nanos, Write, Outcome)>> = vec![None; replicas];
     let (mut heard, mut conflicts) = (0, 0);
     for ms in 1..(answers as Nanos * 10 + 3_000) {
         let now = ms * MILLISECOND;
