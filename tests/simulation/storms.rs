@@ -165,6 +165,10 @@ impl World {
         if pace == before {
             return Ok(());
         }
+        if pace.1 == before.1 && pace.0 > before.0 {
+            // A replica that had not heard of the recovery put its wider pace back: what others have counted stands.
+            return Ok(());
+        }
         let heard = std::mem::take(&mut self.heard);
         if pace.1 == before.1 && pace.0 < before.0 {
             self.recoveries.push(heard);

@@ -187,19 +187,18 @@ impl Lane {
                     ..
                 }),
                 Store::Postgres(store),
-            ) => {
-                // A probe has seen what it was to see: the row can be reached.
-                if !probe {
-                    let since = core.pacer.granted_at();
-                    let set_back = store.with_clock(|clock| clock.set_back_since(since, now));
-                    let doubt = Doubt {
-                        cursor,
-                        now: there,
-                        set_back,
-                    };
-                    core.ask = Some(self.settled_doubt(&ask, doubt));
-                }
+            ) if !probe => {
+                let since = core.pacer.granted_at();
+                let set_back = store.with_clock(|clock| clock.set_back_since(since, now));
+                let doubt = Doubt {
+                    cursor,
+                    now: there,
+                    set_back,
+                };
+                core.ask = Some(self.settled_doubt(&ask, doubt));
             }
+            // A probe has seen what it was to see: the row can be reached.
+            (Ok(reply), _) if reply.doubted.is_some() => {}
             (Ok(reply), Store::Postgres(store)) => {
                 core.tracker.seen(at, reply.throttle.as_deref());
                 self.regulate(&mut core, now);
