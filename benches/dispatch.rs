@@ -174,13 +174,14 @@ async fn call(lane: Arc<Lane>, client: u64, end: LocalTime) -> Vec<Nanos> {
             client,
             urgency: 3,
             deadline: end.plus(10 * SECOND),
+            target: 1,
         };
         let Ok(mut ticket) = lane.enter(arrival) else {
             break;
         };
         loop {
             match ticket.next().await {
-                Ok(Call::Connect) => ticket.ready(),
+                Ok(Call::Connect) => ticket.ready(false),
                 Ok(Call::Go(pass)) => match pass.depart() {
                     Ok(departure) => {
                         late.push(departure.lateness());
