@@ -136,7 +136,7 @@ async fn lanes_at(interval: Nanos, lanes: u64) -> Vec<Nanos> {
         interval,
         max_in_flight: None,
         queue_limit: 1_000,
-        max_replicas: 1,
+        shares: 1,
     };
     let end = LocalTime::now().plus(nanos(CASE));
     let mut callers = Vec::new();

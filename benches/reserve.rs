@@ -261,6 +261,7 @@ fn ask(slots: u32, interval: Nanos) -> Ask {
         floor: None,
         held: 0,
         horizon: horizon(interval, 3),
+        disbelieved: None,
     }
 }
 
@@ -401,7 +402,7 @@ async fn by_joined_callers(url: &str, callers: u64) -> (f64, f64) {
         interval: 1_000,
         max_in_flight: None,
         queue_limit: 1_000,
-        max_replicas: 3,
+        shares: 3,
     };
     let alarm = Alarm::start().expect("a timer");
     let voided = Arc::new(AtomicU64::new(0));

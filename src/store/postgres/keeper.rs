@@ -38,7 +38,7 @@ use crate::{
 const ATTEMPT_EVERY: Duration = Duration::from_secs(1);
 /// The same where that attempt brought a session on which a heartbeat passed, and that was then lost.
 const ATTEMPT_AFTER_LOSS: Duration = Duration::from_millis(250);
-/// How often expired rows of ours are removed.
+/// How often rows of ours that are dead are removed.
 const SWEEP_EVERY: Duration = Duration::from_secs(600);
 
 /// Heartbeats that follow one another at most: to read, to take a number, to claim the cursor, with one that comes too late.
@@ -117,7 +117,7 @@ impl Keeper {
         Ok((Arc::new(Sessions::new(main, side, heart)), Wires([a, b, c])))
     }
 
-    /// Until the sessions are lost. Meanwhile the heart beats, and expired rows are swept.
+    /// Until the sessions are lost. Meanwhile the heart beats, and dead rows are swept.
     async fn hold(&mut self, sessions: Arc<Sessions>, mut wires: Wires) -> StoreError {
         let closed = || StoreError::new(Reason::Connection, "Postgres closed the connection");
         let mut sweep = tokio::time::interval(SWEEP_EVERY);
@@ -233,7 +233,7 @@ impl Keeper {
             if let Err(e) = sweep(&sessions, &text, &prefix, &names).await {
                 tracing::debug!(
                     reason = e.reason().label(),
-                    "expired rows were not removed: {e}"
+                    "dead rows were not removed: {e}"
                 );
             }
         });

@@ -1,4 +1,4 @@
-//! One connection to Postgres, made and examined: which server, whether it is ours alone, and whether the table fits.
+//! One connection to Postgres, and the statements on it. How one is made and examined is in `open` and `examine`.
 //!
 //! Behind a transaction pooler each statement may run in another server session, so that neither prepared statements
 //! nor settings last, and a name that we prepared may be another client's there. A session is therefore used with

@@ -85,14 +85,25 @@ type Rank = (usize, usize);
 /// # Errors
 /// Why the last of them would not do.
 pub async fn open(plan: &Arc<Plan>) -> Result<Opened, StoreError> {
+    open_resolved(plan, resolve).await
+}
+
+/// The same, with the servers that `resolve` finds for each host.
+async fn open_resolved<F>(
+    plan: &Arc<Plan>,
+    resolve: impl Fn(Address, usize) -> F,
+) -> Result<Opened, StoreError>
+where
+    F: Future<Output = Result<Vec<Server>, StoreError>> + Send + 'static,
+{
     let hosts = order(&plan.address);
     let mut failures: BTreeMap<Rank, StoreError> = BTreeMap::new();
     let mut servers: BTreeMap<Rank, Server> = BTreeMap::new();
     let mut unresolved: BTreeSet<usize> = (0..hosts.len()).collect();
     let (mut lookups, mut attempts) = (JoinSet::new(), JoinSet::new());
     for (rank, at) in hosts.into_iter().enumerate() {
-        let address = plan.address.clone();
-        lookups.spawn(async move { (rank, at, resolve(&address, at).await) });
+        let found = resolve(plan.address.clone(), at);
+        lookups.spawn(async move { (rank, at, found.await) });
     }
     let mut next = Instant::now();
     let names_until = next + STAGGER;
@@ -174,8 +185,8 @@ fn shown(address: &Address, at: usize) -> String {
 }
 
 /// The servers that a host of the URL may be.
-async fn resolve(address: &Address, at: usize) -> Result<Vec<Server>, StoreError> {
-    let (port, shown) = (port(address, at), shown(address, at));
+async fn resolve(address: Address, at: usize) -> Result<Vec<Server>, StoreError> {
+    let (port, shown) = (port(&address, at), shown(&address, at));
     let server = |place, name| Server { at, place, name };
     let name = match &address.config.get_hosts()[at] {
         Host::Unix(dir) => {
@@ -223,4 +234,66 @@ async fn resolve(address: &Address, at: usize) -> Result<Vec<Server>, StoreError
         .into_iter()
         .map(|a| server(Place::Tcp(a), named(a)))
         .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    fn plan(url: &str) -> Arc<Plan> {
+        Arc::new(Plan {
+            address: Address::parse(url).expect("a valid URL"),
+            table: Table::new("paceline"),
+            key_prefix: String::new(),
+            missing: Missing::IsLeft,
+        })
+    }
+
+    #[tokio::test]
+    async fn each_address_of_a_name_is_tried_and_none_that_is_silent_hides_the_next() {
+        let silent = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let closed = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let last = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let places = [&silent, &closed, &last].map(|l| l.local_addr().expect("an address"));
+        drop(closed);
+        let resolve = move |_, at| async move {
+            let server = |a| Server {
+                at,
+                place: Place::Tcp(a),
+                name: a.to_string(),
+            };
+            Ok(places.map(server).to_vec())
+        };
+        let plan = plan("postgres://u@several.test/db?sslmode=disable");
+        tokio::select! {
+            _ = open_resolved(&plan, resolve) => panic!("nobody has answered"),
+            reached = timeout(STAGGER * 4, last.accept()) => {
+                assert!(reached.is_ok(), "the last address was not tried in time");
+            }
+        }
+        assert!(timeout(STAGGER, silent.accept()).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_name_that_does_not_resolve_holds_the_next_host_up_only_for_a_while() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let place = listener.local_addr().expect("an address");
+        let resolve = move |_, at| async move {
+            if at == 0 {
+                std::future::pending::<()>().await;
+            }
+            Ok(vec![Server {
+                at,
+                place: Place::Tcp(place),
+                name: String::new(),
+            }])
+        };
+        let plan = plan("postgres://u@hangs.test,there.test/db?sslmode=disable");
+        tokio::select! {
+            _ = open_resolved(&plan, resolve) => panic!("nobody has answered"),
+            reached = timeout(STAGGER * 4, listener.accept()) => assert!(reached.is_ok()),
+        }
+    }
 }
