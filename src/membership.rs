@@ -436,3 +436,6 @@ impl Failing {
         now.since(self.since) >= FAILING_AFTER
     }
 }
+
+#[cfg(test)]
+mod tests;

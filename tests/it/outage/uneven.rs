@@ -10,7 +10,7 @@ use crate::bed::{
 };
 
 use super::{
-    BACK, WAITING, all,
+    WAITING, all,
     fleet::{CEILING, CURSOR, Fleet, HOST, await_metric, pass},
     three,
 };
