@@ -457,3 +457,6 @@ impl Failing {
         now.since(self.since) >= FAILING_AFTER
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -80,7 +80,8 @@ pub struct Lease {
 impl Word {
     /// As JSON text.
     pub fn to_text(&self) -> String {
-        // The first second, and the counts from there on: version 0.1 wrote a map from seconds to counts.
+        // The first second, and the counts from there on. (Version 0.1 wrote a map from seconds to counts, and takes this for an
+        // empty one.)
         let seconds: Map<String, Value> = self
             .seconds
             .iter()
@@ -124,7 +125,14 @@ impl Word {
                 .take(TOLD_AT_MOST)
                 .zip(0i64..)
                 .filter_map(|(n, s)| Some((first?.checked_add(s)?, count(n).filter(|n| *n > 0)?)));
-            (d.clone(), by_second.chain(in_a_row).collect())
+            let mut counts: BTreeMap<i64, u64> = by_second.chain(in_a_row).collect();
+            counts.retain(|_, n| *n > 0);
+            // Whoever writes tells of seconds that follow one another.
+            if let Some((first, _)) = counts.first_key_value() {
+                let end = first.saturating_add(TOLD_AT_MOST as i64);
+                counts.retain(|s, _| *s < end);
+            }
+            (d.clone(), counts)
         });
         let number = |key: &str| {
             let n = value.get(key).and_then(Value::as_u64);
