@@ -9,12 +9,12 @@
 
 use crate::pacing::{
     share::HEARTBEAT,
-    time::{LocalTime, MILLISECOND, Nanos, SECOND},
+    time::{LocalTime, MILLISECOND, Nanos},
 };
 
 /// A stay on the shared cursor that is shorter was not worth the waiting after it; the next one has to be earned by
-/// heartbeats that pass for as long.
-pub const PROVES_ITSELF: Nanos = 2 * SECOND;
+/// heartbeats that pass for as long: until the second, a period after the first.
+pub const PROVES_ITSELF: Nanos = 900 * MILLISECOND;
 /// For how long after a heartbeat has passed the shared cursor may be used by what it has read: until the next, and for its
 /// deadline. Whoever has gone silent since is noticed by the clock; whoever is new is not.
 pub const HEARD_FOR: Nanos = 2 * HEARTBEAT + 200 * MILLISECOND;
@@ -128,7 +128,10 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::pacing::share::{Facts, NOTICED_AFTER, Terms, terms};
+    use crate::pacing::{
+        share::{Facts, NOTICED_AFTER, Terms, terms},
+        time::SECOND,
+    };
 
     fn at(milliseconds: i64) -> LocalTime {
         LocalTime(milliseconds * MILLISECOND)

@@ -28,8 +28,11 @@ fn replicas_with_different_numbers_and_rates_keep_to_the_largest_and_the_smalles
         await_metric(replica, "paceline_config_disagreement", &[], 1.0);
     }
     let status = small.admin("/status").unwrap().text();
-    assert!(
-        status.contains("\"ceiling_of\":{\"rate\":12.0,\"replica\":\"r1\""),
+    let status: serde_json::Value = serde_json::from_str(&status).expect("JSON");
+    let whose = &status["destinations"][0]["ceiling_of"];
+    assert_eq!(
+        (&whose["rate"], &whose["replica"]),
+        (&12.0.into(), &"r1".into()),
         "{status}"
     );
     let (away, failures) = fleet.under_load(&[&small, &large[0], &large[1]], || {
