@@ -152,7 +152,7 @@ impl Word {
             dispatches: entries("dispatches")
                 .filter_map(|(d, n)| Some((d.clone(), count(n)?)))
                 .collect(),
-            seconds: seconds.collect(),
+            seconds: seconds.filter(|(_, counts)| !counts.is_empty()).collect(),
             failing: value
                 .get("failing")
                 .and_then(Value::as_array)
