@@ -201,6 +201,13 @@ impl Membership {
         }
     }
 
+    /// Requests wait for `cursor`, of which a reservation failed: it is not given up, however seldom its turn comes.
+    pub fn wanted(&self, cursor: &str, now: LocalTime) {
+        if let Some(failing) = self.lock().failing.get_mut(cursor) {
+            failing.tried = failing.tried.max(now);
+        }
+    }
+
     /// A request to `destination` went out in the store's second `second`.
     pub fn dispatched(&self, destination: &str, second: i64) {
         self.lock().sent.dispatched(destination, second);

@@ -346,6 +346,9 @@ impl Lane {
 
     fn come_back(&self, core: &mut Core, now: LocalTime) {
         if let (true, Store::Postgres(store)) = (core.course.is_alone(), &self.store) {
+            if core.pacer.waiting() > 0 {
+                store.membership().wanted(&self.name.cursor, now);
+            }
             let terms = store.membership().terms(&self.name.cursor, now);
             core.course.look(terms, &mut core.pacer);
         }

@@ -424,6 +424,9 @@ impl Outages {
         let terms = self.terms(t, replica);
         let m = &mut self.members[replica];
         let now = m.now(t);
+        if m.course.is_alone() && m.pacer.waiting() > 0 {
+            m.membership.wanted(CURSOR, now);
+        }
         m.course.look(terms, &mut m.pacer);
         m.pacer.look(now, &m.bounds);
         if self.flaw != Flaw::OwnCeilingOnly {

@@ -71,9 +71,9 @@ impl Keeper {
                         "store up"
                     );
                     self.metrics.store_up(true);
-                    let why = self.hold(sessions, wires).await;
+                    let (why, was_heard) = self.hold(sessions, wires).await;
                     let _ = self.publish.send(None);
-                    if self.membership.has_read() {
+                    if was_heard {
                         pause = ATTEMPT_AFTER_LOSS;
                     }
                     self.membership.lost(LocalTime::now());
@@ -117,14 +117,16 @@ impl Keeper {
         Ok((Arc::new(Sessions::new(main, side, heart)), Wires([a, b, c])))
     }
 
-    /// Until the sessions are lost. Meanwhile the heart beats, and dead rows are swept.
-    async fn hold(&mut self, sessions: Arc<Sessions>, mut wires: Wires) -> StoreError {
+    /// Until the sessions are lost: why, and whether a heartbeat had passed on them. Meanwhile the heart beats, and dead rows are
+    /// swept.
+    async fn hold(&mut self, sessions: Arc<Sessions>, mut wires: Wires) -> (StoreError, bool) {
         let closed = || StoreError::new(Reason::Connection, "Postgres closed the connection");
         let mut sweep = tokio::time::interval(SWEEP_EVERY);
         let mut beat = tokio::time::interval(Membership::period());
         beat.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut settled = None;
-        loop {
+        let mut was_heard = false;
+        let why = loop {
             tokio::select! {
                 end = wires.ended() => break end.unwrap_or_else(closed),
                 loss = self.losses.recv() => match loss {
@@ -133,10 +135,13 @@ impl Keeper {
                     None => break closed(),
                 },
                 _ = beat.tick() => {
-                    if let Err(e) = self.beat(&sessions.heart).await {
-                        self.metrics.store_error(e.reason().label());
-                        if e.ends_session() {
-                            break e;
+                    match self.beat(&sessions.heart).await {
+                        Ok(()) => was_heard = true,
+                        Err(e) => {
+                            self.metrics.store_error(e.reason().label());
+                            if e.ends_session() {
+                                break e;
+                            }
                         }
                     }
                     self.watches.read_on(&sessions, &self.table);
@@ -149,7 +154,8 @@ impl Keeper {
                 }
                 _ = sweep.tick() => self.sweep(&sessions),
             }
-        }
+        };
+        (why, was_heard)
     }
 
     /// One heartbeat, and those that follow it at once: where the first only read the rows that the second needs to take

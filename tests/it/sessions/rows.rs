@@ -24,11 +24,15 @@ const ROWS: [(&str, &str, &str, bool); 17] = [
     ("lease:901", "'free'", "-7200", true),
     ("lease:902", "nanos() || ' run {}'", "-7200", false),
     ("lease:903", "'1 run {}'", "600", false),
-    ("throttle:quiet", "'1 {}'", "-7200", true),
+    ("throttle:quiet", NEUTRAL, "-7200", true),
     ("throttle:other", "'4 {}'", "-7200", true),
     ("throttle:google_image", "'4 {}'", "600", false),
     ("unknown:row", "'1'", "-7200", false),
 ];
+
+/// The throttle of a destination that nothing holds back. (One that nobody can read is written anew by whoever goes by it.)
+const NEUTRAL: &str = "'1 {\"version\":0,\"multiplier\":1,\"episode\":0,\"clean\":0,\"hold\":{\"at\":0},\"lockout\":{\"at\":0},\
+                       \"pause\":{\"at\":0},\"evidence\":[]}'";
 
 fn put(sql: &Sql, table: &str, prefix: &str) {
     sql.run(
