@@ -164,12 +164,12 @@ mod tests {
         beat(&mut f, at(1));
         assert!(beat(&mut f, at(2)));
         f.lost(at(700));
-        assert!(!beat(&mut f, at(1_000)) && !beat(&mut f, at(2_000)));
+        assert!(!beat(&mut f, at(1_000)) && !beat(&mut f, at(1_500)));
         // Lost again: the proof begins anew, and nothing has moved the waiting.
-        f.lost(at(2_500));
-        assert!(!beat(&mut f, at(3_000)) && !beat(&mut f, at(4_000)));
+        f.lost(at(1_800));
+        assert!(!beat(&mut f, at(2_000)) && !beat(&mut f, at(2_800)));
         assert_eq!(f.last_claim(), at(2));
-        assert!(beat(&mut f, at(5_000)));
+        assert!(beat(&mut f, at(3_000)));
     }
 
     #[test]
