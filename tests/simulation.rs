@@ -324,7 +324,7 @@ fn many_replicas_recover_after_as_many_clean_answers_as_one() {
             let untold = 2 * replicas + (SECOND / 2 / plan.interval / 2) as u32;
             assert!(
                 *heard <= needed + untold,
-                "seed {}: {heard} clean answers for {needed} by {replicas} replicas",
+                "seed {}: {heard} clean answers for {needed} by {replicas} replicas; {plan:#?}",
                 plan.seed
             );
         }

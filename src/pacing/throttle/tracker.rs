@@ -247,10 +247,10 @@ impl Tracker {
         true
     }
 
-    /// Goes by the row. What is yet to be done about the cursor is not forgotten: the row may be our own, and the reply to its
-    /// write lost.
+    /// Goes by the row, which is the newest that counts now, also where an older one says all that was to be told. What is yet to
+    /// be done about the cursor is not forgotten: the row may be our own, and the reply to its write lost.
     fn adopt(&mut self, row: Throttle) {
-        self.newest = self.newest.max(row.version());
+        (self.newest, self.outdated) = (row.version(), false);
         self.state = row;
         self.dirty = self.unmoved || self.ended.is_some();
         self.paced = false;
@@ -364,9 +364,11 @@ impl Tracker {
         }
     }
 
-    /// A write was not made, because the row held this instead of what was expected. What it was to tell is still to be told.
+    /// A write was not made, because the row held this instead of what was expected. What it was to tell is still to be told, at
+    /// once: replicas that tell at the same time would meet each time, and the same one would always lose.
     pub fn met(&mut self, at: Moment, text: Option<&str>) {
         self.under_way = 0;
+        self.told_at = LocalTime(Nanos::MIN);
         self.seen(at, text);
     }
 

@@ -17,7 +17,7 @@ use paceline::pacing::{
 };
 
 use super::super::clocks::True;
-use super::{Outages, Sent};
+use super::{Outages, Sent, plan::Trouble};
 
 /// All have started, and heard of each other.
 const AGREED: True = 6 * SECOND;
@@ -63,7 +63,13 @@ impl Outages {
     fn check_span(&self, sent: &[Sent], more: Nanos) -> Result<(), String> {
         let interval = self.plan.interval;
         // Mapped late by at most a round trip, and timers.
-        let spread = 2 * self.plan.one_way.end() + MILLISECOND + self.plan.span / 5_000;
+        let late = 2 * self.plan.one_way.end() + MILLISECOND + self.plan.span / 5_000;
+        // Requests that come when none waited may take a slot until its grace is over.
+        let come = |(_, t): &(True, Trouble)| matches!(t, Trouble::GivenUp { .. });
+        let spread = match self.plan.troubles.iter().any(come) {
+            true => late + (interval / 4).clamp(10 * MILLISECOND, 50 * MILLISECOND),
+            false => late,
+        };
         // A row that is lost leaves those slots in use that were granted and not yet used, one for each replica.
         let worth = Nanos::from(self.plan.max_replicas) * interval;
         let losses = |by: True| self.row_lost.iter().filter(|at| **at <= by).count() as Nanos;

@@ -293,6 +293,46 @@ fn an_older_row_of_a_restored_store_does_not_undo_what_is_known() {
 }
 
 #[test]
+fn an_older_row_that_says_all_that_is_to_be_told_is_gone_by() {
+    let (mut t, mut row) = (Tracker::new(RULES), Row::default());
+    t.apply(at(0), throttled(0));
+    row.settle(&mut t, at(0));
+    // A newer row was read and met, and is gone; then comes the one of before, restored.
+    (t.row, t.newest, t.dirty) = (None, t.newest + 1, true);
+    t.seen(at(3 * SECOND), row.0.as_deref());
+    row.settle(&mut t, at(3 * SECOND));
+    assert!(t.is_settled());
+}
+
+/// Whoever tells at the same time as others tells again at once, and not with them again the next time.
+#[test]
+fn replicas_that_tell_at_the_same_time_do_not_go_on_meeting() {
+    let mut row = Row::default();
+    let mut all: Vec<_> = (0..3).map(|_| Tracker::new(RULES)).collect();
+    all[0].apply(at(0), throttled(0));
+    row.settle(&mut all[0], at(0));
+    for t in &mut all {
+        t.seen(at(0), row.0.as_deref());
+        t.apply(at(0), Event::Clean { episode: 1 });
+    }
+    let round_trip = 20 * MILLISECOND;
+    for round in 1..=3 {
+        let now = SECOND + round * round_trip;
+        let writes: Vec<_> = all.iter_mut().map(|t| t.write(at(now))).collect();
+        let told: Vec<_> = writes.iter().flatten().map(|w| row.write(w)).collect();
+        let mut told = told.into_iter();
+        for (t, write) in all.iter_mut().zip(writes) {
+            match write.map(|write| (told.next().expect("an outcome"), write)) {
+                None => {}
+                Some((Ok(()), write)) => t.wrote(at(now + round_trip / 2), &write, true),
+                Some((Err(text), _)) => t.met(at(now + round_trip / 2), text.as_deref()),
+            }
+        }
+    }
+    assert_eq!(row.says(SECOND).clean, 3);
+}
+
+#[test]
 fn a_pause_moves_the_cursor_and_its_end_moves_it_back() {
     let mut t = Tracker::new(RULES);
     t.apply(at(0), Event::Pause(60 * SECOND));
